@@ -1,0 +1,41 @@
+# make demo | make test need nothing installed but Python (3.10 or newer) and make: they set up .venv themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16 # see tests/conftest.py
+
+.PHONY: demo test check format test-gpu bench clean
+
+demo: $(VENV)/installed-report ## what token merging keeps and loses, on a photograph
+	$(BIN)/toma explain --output demo/explain.png
+
+test: $(VENV)/installed-dev ## the tests that need no GPU
+	$(BIN)/python -m pytest --numprocesses 2 -m "not gpu"
+
+check: $(VENV)/installed-dev ## lint, format, types, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest --quiet tests/test_imports.py
+
+format: $(VENV)/installed-dev ## put the code into the form that check asks for
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test-gpu: $(VENV)/installed-dev ## the tests that need a GPU
+	$(BIN)/python -m pytest -m gpu
+
+bench: $(VENV)/installed-dev ## time the operators on this machine, into benchmarks/results/local/
+	$(BIN)/python benchmarks/bench_plan.py --output benchmarks/results/local/plan.csv
+
+clean:
+	rm -rf $(VENV) demo dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) ".[$*]"
+	@touch $@
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,21 @@
+"""ToMA: training-free token merging with attention for diffusion models."""
+
+from toma_diffusion.config import PRESETS, ToMAConfig
+from toma_diffusion.core import Action, Grid, MergePlan, Regions, Schedule
+from toma_diffusion.ops import facility_location, merge, merge_weights, unmerge
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "PRESETS",
+    "Action",
+    "Grid",
+    "MergePlan",
+    "Regions",
+    "Schedule",
+    "ToMAConfig",
+    "facility_location",
+    "merge",
+    "merge_weights",
+    "unmerge",
+]

@@ -1,0 +1,16 @@
+"""The command `toma`. One command a file; heavy imports wait until a command runs."""
+
+import typer
+
+from toma_diffusion.cli.env import env
+from toma_diffusion.cli.explain import explain
+
+app = typer.Typer(
+    name="toma",
+    help="Token merging with attention (ToMA) for diffusion models.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_show_locals=False,
+)
+app.command()(explain)
+app.command()(env)

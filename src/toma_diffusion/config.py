@@ -1,0 +1,218 @@
+"""What to merge, how much and how often: one frozen, validated object, and the named presets."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral, Real
+from types import MappingProxyType
+from typing import Any
+
+SELECTIONS = ("facility-location", "random", "strided", "none")
+REGIONS = ("tile", "stripe", "global")
+ASSIGNMENTS = ("local", "global")
+UNMERGES = ("transpose", "pseudo-inverse")
+SCOPES = ("module", "block", "stage")
+SITES = ("attn", "cross_attn", "ff")
+BACKENDS = ("auto", "torch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToMAConfig:
+    """All settings of token merging. Immutable; a wrong value raises `ValueError` at once.
+
+    Example:
+
+    ```python
+    >>> from toma_diffusion import ToMAConfig
+    >>> config = ToMAConfig(ratio=0.5, region="tile", num_regions=64)
+    >>> ToMAConfig.from_json(config.to_json()) == config
+    True
+    >>> ToMAConfig.from_preset("toma-tile", ratio=0.75).num_regions
+    256
+    ```
+    """
+
+    ratio: float = 0.5
+    """Share of the tokens removed, 0 ≤ ratio < 1. Higher is faster and loses more detail; 0 changes nothing."""
+
+    selection: str = "facility-location"
+    """How destinations are chosen: `facility-location` (the paper's), `random` or `strided` (fixed, to compare
+    against), or `none`: neither destinations nor weights are computed, a fixed random projection stands in for them.
+    Its pictures are noise; its time is the bound no selection can beat."""
+
+    region: str = "tile"
+    """Shape of the regions inside which destinations are chosen: `tile` (rectangles, best quality), `stripe` (runs of
+    the row-major sequence, no reshuffle) or `global` (one region, slowest to select in)."""
+
+    num_regions: int = 64
+    """How many regions to ask for. More is faster and keeps destinations closer to their tokens. The nearest number
+    that divides the grid evenly is taken. `global` always has one."""
+
+    assign: str = "local"
+    """Which destinations a token may merge into: `local` (those of its own region; block-diagonal weights, cheap) or
+    `global` (all of them; a full matrix, dearer)."""
+
+    scale: float = 1000.0
+    """Sharpness 1/τ of the softmax over destinations. Higher is closer to a hard assignment, lower blends more."""
+
+    unmerge: str = "transpose"
+    """How the result is spread back: `transpose` (fast) or `pseudo-inverse` (least-squares exact, much slower)."""
+
+    scope: str = "module"
+    """Where to merge and unmerge: around each `module` (the paper's ToMA), around each `block` (ToMA*), or around a
+    run of blocks, a `stage`. Wider is faster and loses more detail."""
+
+    sites: tuple[str, ...] = SITES
+    """Which modules to merge in `module` scope, out of `attn`, `cross_attn` and `ff`. More is faster."""
+
+    select_every: int = 10
+    """Steps between two selections of destinations. Higher is faster; 1 selects in every step."""
+
+    reweigh_every: int = 5
+    """Steps between two computations of the merge weights. Higher is faster; a selection always reweighs."""
+
+    window: tuple[float, float] = (0.0, 1.0)
+    """Share of the steps, from start (included) to end (excluded), in which merging happens. A narrower window is
+    slower and keeps more detail; a later start helps most."""
+
+    skip_blocks: tuple[int, ...] = ()
+    """Indices of blocks to leave alone. More is slower and keeps more detail."""
+
+    backend: str = "auto"
+    """Which implementation of the operators runs: `torch`, or `auto` for the fastest one that the machine offers."""
+
+    def __post_init__(self) -> None:
+        self._set("ratio", _number("ratio", self.ratio, "0 ≤ ratio < 1", lambda x: 0 <= x < 1))
+        self._set("scale", _number("scale", self.scale, "a finite number above 0", lambda x: 0 < x < math.inf))
+        for name in ("num_regions", "select_every", "reweigh_every"):
+            self._set(name, _integer(name, getattr(self, name), minimum=1))
+        for name, allowed in (
+            ("selection", SELECTIONS),
+            ("region", REGIONS),
+            ("assign", ASSIGNMENTS),
+            ("unmerge", UNMERGES),
+            ("scope", SCOPES),
+            ("backend", BACKENDS),
+        ):
+            _one_of(name, getattr(self, name), allowed)
+        self._set("sites", self._valid_sites())
+        self._set("window", self._valid_window())
+        self._set("skip_blocks", self._valid_skip_blocks())
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> ToMAConfig:
+        """The preset `name` of `PRESETS`, with single fields replaced by `overrides`."""
+        if name not in PRESETS:
+            raise ValueError(f"preset={name!r} is not known: {_listed(PRESETS)}.{_hint(name, PRESETS)}")
+        _reject_unknown_fields(overrides)
+        return replace(PRESETS[name], **overrides)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ToMAConfig:
+        """The inverse of `to_dict`. Missing fields take their defaults, unknown ones raise `ValueError`."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"a configuration must be a mapping of field names to values, not {values!r}.")
+        _reject_unknown_fields(values)
+        return cls(**values)
+
+    @classmethod
+    def from_json(cls, text: str) -> ToMAConfig:
+        """The inverse of `to_json`."""
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{text!r} is not JSON ({error}); pass what ToMAConfig.to_json() returned.") from error
+        return cls.from_dict(values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, in the types that JSON knows (tuples become lists)."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def to_json(self) -> str:
+        """All fields as one JSON object."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the dataclass is frozen; only __post_init__ normalises values
+
+    def _valid_sites(self) -> tuple[str, ...]:
+        sites = _sequence("sites", self.sites, f"some of {_quoted(SITES)}")
+        if not sites:
+            raise ValueError(f"sites={self.sites!r} names no module: use some of {_quoted(SITES)}, or ratio=0.")
+        for site in sites:
+            _one_of("sites", site, SITES)
+        return tuple(site for site in SITES if site in sites)
+
+    def _valid_window(self) -> tuple[float, float]:
+        rule = "(start, end) with 0 ≤ start < end ≤ 1"
+        window = _sequence("window", self.window, rule)
+        if len(window) != 2:
+            raise ValueError(f"window={self.window!r} must be {rule}.")
+        start, end = (_number("window", share, rule, lambda x: 0 <= x <= 1) for share in window)
+        if start >= end:
+            raise ValueError(f"window={self.window!r} is empty: it must be {rule}.")
+        return start, end
+
+    def _valid_skip_blocks(self) -> tuple[int, ...]:
+        blocks = _sequence("skip_blocks", self.skip_blocks, "block indices of 0 or more")
+        return tuple(sorted({_integer("skip_blocks", block, minimum=0) for block in blocks}))
+
+
+def _number(name: str, value: object, rule: str, holds: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not holds(float(value)):
+        raise ValueError(f"{name}={value!r} is not allowed: it must be {rule}.")
+    return float(value)
+
+
+def _integer(name: str, value: object, *, minimum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
+        raise ValueError(f"{name}={value!r} is not allowed: it must be a whole number of {minimum} or more.")
+    return int(value)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is not known: {_listed(allowed)}.{_hint(value, allowed)}")
+
+
+def _sequence(name: str, value: object, rule: str) -> tuple[Any, ...]:
+    if not isinstance(value, (tuple, list)):
+        raise ValueError(f"{name}={value!r} must be a tuple: {rule}.")
+    return tuple(value)
+
+
+def _reject_unknown_fields(values: Mapping[str, Any]) -> None:
+    known = [field.name for field in fields(ToMAConfig)]
+    for name in values:
+        if name not in known:
+            raise ValueError(f"{name!r} is not a field of ToMAConfig: {_listed(known)}.{_hint(name, known)}")
+
+
+def _quoted(names: Any) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _listed(names: Any) -> str:
+    return f"use one of {_quoted(names)}"
+
+
+def _hint(value: object, names: Any) -> str:
+    near = difflib.get_close_matches(str(value), list(names), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
+    {
+        "toma": ToMAConfig(region="tile", num_regions=64, assign="global", scope="module"),
+        "toma-stripe": ToMAConfig(region="stripe", num_regions=64, assign="local", scope="module"),
+        "toma-tile": ToMAConfig(region="tile", num_regions=256, assign="local", scope="module"),
+        "toma-once": ToMAConfig(region="tile", num_regions=64, assign="local", scope="block"),
+        "lower-bound": ToMAConfig(selection="none", region="tile", num_regions=64, assign="local", scope="module"),
+        "fast": ToMAConfig(region="tile", num_regions=64, assign="local", scope="stage"),
+    }
+)
+"""The paper's variants by name, its lower bound, and ours, `fast`."""

@@ -1,0 +1,130 @@
+"""The grid of image tokens, and its division into regions of equal shape."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from toma_diffusion.config import REGIONS
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Image tokens in row-major order: token `row · width + column`."""
+
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.height < 1 or self.width < 1:
+            raise ValueError(f"a grid of {self.height}×{self.width} tokens is empty: both sides must be 1 or more.")
+
+    @property
+    def num_tokens(self) -> int:
+        """N = height · width."""
+        return self.height * self.width
+
+
+@dataclass(frozen=True)
+class Regions:
+    """A grid cut into equal rectangles. Make one with `Regions.divide`.
+
+    All kinds are rectangles: a stripe is a rectangle of the sequence laid out as one long row, and the global region is
+    one rectangle as large as the grid. Tokens that already lie in order (stripes, the global region, tiles as wide as
+    the grid) are only viewed anew, not copied.
+    """
+
+    kind: str
+    layout: Grid
+    """The tokens as rows and columns; for stripes one row."""
+    height: int
+    width: int
+
+    @classmethod
+    def divide(cls, grid: Grid, kind: str, num_regions: int = 1) -> Regions:
+        """Cut `grid` into about `num_regions` regions.
+
+        Regions must be equal, so the region shape that divides the grid and lies nearest to the one asked for is taken
+        (see `_nearest_shape`); `describe()` tells which.
+
+        Args:
+            kind: `tile` (√num_regions × √num_regions rectangles), `stripe` (num_regions runs of the row-major
+                sequence) or `global` (one region; num_regions does not count).
+        """
+        if num_regions < 1:
+            raise ValueError(f"num_regions={num_regions} is not allowed: it must be 1 or more.")
+        if kind == "tile":
+            per_side = math.sqrt(num_regions)
+            return cls(kind, grid, *_nearest_shape(grid, grid.height / per_side, grid.width / per_side))
+        if kind == "stripe":
+            row = Grid(1, grid.num_tokens)
+            return cls(kind, row, *_nearest_shape(row, 1, grid.num_tokens / num_regions))
+        if kind == "global":
+            return cls(kind, grid, grid.height, grid.width)
+        raise ValueError(f"region kind {kind!r} is not known: use one of {', '.join(map(repr, REGIONS))}.")
+
+    @property
+    def size(self) -> int:
+        """Tokens in one region: n."""
+        return self.height * self.width
+
+    @property
+    def count(self) -> int:
+        """Number of regions: R."""
+        return self.layout.num_tokens // self.size
+
+    def describe(self) -> str:
+        """What was taken, in words: `64 tiles of 8×8`."""
+        if self.kind == "global":
+            return "the whole grid"
+        shape = f"{self.height}×{self.width}" if self.kind == "tile" else f"length {self.size}"
+        return f"{self.count} {self.kind}{'s' if self.count > 1 else ''} of {shape}"
+
+    def split(self, tokens: Tensor) -> Tensor:
+        """[B, N, C] -> [B·R, n, C], the regions of a sample one after another."""
+        channels = tokens.shape[-1]
+        rows, columns = self.layout.height // self.height, self.layout.width // self.width
+        tokens = tokens.reshape(-1, rows, self.height, columns, self.width, channels)
+        return tokens.transpose(2, 3).reshape(-1, self.size, channels)  # [B, rows, columns, height, width, C]
+
+    def join(self, tokens: Tensor) -> Tensor:
+        """[B·R, n, C] -> [B, N, C], the inverse of `split`."""
+        channels = tokens.shape[-1]
+        rows, columns = self.layout.height // self.height, self.layout.width // self.width
+        tokens = tokens.reshape(-1, rows, columns, self.height, self.width, channels)
+        return tokens.transpose(2, 3).reshape(-1, self.layout.num_tokens, channels)
+
+    def positions(self, local: Tensor) -> Tensor:
+        """Indices inside each region to row-major indices of the grid: [..., R, k] -> [..., R·k]."""
+        region = torch.arange(self.count, device=local.device)[:, None]
+        columns = self.layout.width // self.width
+        row = region // columns * self.height + local // self.width
+        column = region % columns * self.width + local % self.width
+        return (row * self.layout.width + column).flatten(-2)
+
+
+@lru_cache(maxsize=256)
+def _nearest_shape(layout: Grid, height: float, width: float) -> tuple[int, int]:
+    """The rectangle that divides `layout` and lies nearest to `height` × `width`.
+
+    Nearness is measured in ratios (twice too tall is as far as half as tall). The area counts double, because it sets
+    both the cost and how far a token may lie from its destination: without it the prime grid 31×17 asked for 64 tiles
+    gets regions of one token, and nothing could merge. A single token is never taken unless the grid has no more.
+    """
+
+    def distance(shape: tuple[int, int]) -> float:
+        taller, wider = math.log(shape[0] / height), math.log(shape[1] / width)
+        return abs(taller) + abs(wider) + 2 * abs(taller + wider)
+
+    shapes = product(_divisors(layout.height), _divisors(layout.width))
+    smallest = min(2, layout.num_tokens)
+    return min((shape for shape in shapes if shape[0] * shape[1] >= smallest), key=distance)
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -1,0 +1,101 @@
+"""The paper in plain torch: the truth that faster implementations are tested against.
+
+Symbols as in the paper: X tokens, T destinations, S cosine similarity, c coverage, A merge weights, M = A / row sums.
+A leading dimension B batches whatever is independent: samples, or samples × regions.
+
+Similarities, softmax and row sums are computed in float32 (float64 for float64 tokens), matrix products with tokens in
+the tokens' own dtype: pass float32 for the truth, half precision to see what plain torch makes of it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LEAST_COSINE = -1.0
+
+
+def unit_tokens(tokens: Tensor) -> Tensor:
+    """x / max(‖x‖, eps), in float32 or better. A zero token stays zero."""
+    return torch.nn.functional.normalize(tokens.to(torch.promote_types(tokens.dtype, torch.float32)), dim=-1)
+
+
+def cosine_similarity(tokens: Tensor) -> Tensor:
+    """S_ij = cos(X_i, X_j): [B, n, d] -> [B, n, n]."""
+    unit = unit_tokens(tokens)
+    return unit @ unit.mT
+
+
+def facility_location(similarity: Tensor, num_select: int) -> Tensor:
+    """Greedy maximisation of f(T) = Σ_j max_{i∈T} S_ij, within 1 − 1/e of the best set of that size.
+
+    A good destination is one that many tokens resemble and that no earlier destination already stands for. Each pick
+    takes the candidate of the largest gain Σ_j max(0, S_ij − c_j), where c_j is how well j is covered so far. Coverage
+    starts at the least cosine, −1, so that the first pick is the largest row sum. A candidate is picked once; a tie
+    goes to the lowest index.
+
+    Args:
+        similarity: `[B, n, m]`, of n candidates to m tokens, each ≥ −1. To choose among a region's own tokens n = m;
+            to choose jointly for several samples, their tokens stand side by side in m, and the gains add up.
+        num_select: how many to pick, 1 ≤ k ≤ n.
+
+    Returns:
+        `int64 [B, k]`, in the order of picking: the first j columns are the answer for k = j.
+    """
+    batch, candidates, tokens = similarity.shape
+    coverage = similarity.new_full((batch, 1, tokens), LEAST_COSINE)  # c
+    chosen = torch.zeros(batch, candidates, dtype=torch.bool, device=similarity.device)
+    picks = torch.empty(batch, num_select, dtype=torch.int64, device=similarity.device)
+    for step in range(num_select):
+        gain = (similarity - coverage).clamp_min(0).sum(dim=-1)  # [B, n]
+        pick = gain.masked_fill(chosen, -torch.inf).argmax(dim=-1, keepdim=True)  # [B, 1], first of the largest
+        coverage = torch.maximum(coverage, similarity.gather(1, pick[:, :, None].expand(-1, -1, tokens)))
+        chosen.scatter_(1, pick, True)
+        picks[:, step] = pick[:, 0]
+    return picks
+
+
+def facility_location_value(similarity: Tensor, destinations: Tensor) -> Tensor:
+    """f of every prefix of `destinations`: [B, n, m], [B, k] -> [B, k]. The gains are its differences."""
+    rows = similarity.gather(1, destinations[:, :, None].expand(-1, -1, similarity.shape[2]))  # [B, k, m]
+    return rows.cummax(dim=1).values.sum(dim=-1)
+
+
+def merge_weights(tokens: Tensor, destinations: Tensor, scale: float) -> Tensor:
+    """A = softmax(scale · cos(X_T, X)) over the destinations: each token's column sums to 1.
+
+    Args:
+        tokens: X, `[B, n, d]`.
+        destinations: T, `int64 [B, k]`, indices into n.
+        scale: 1/τ. The larger, the closer A is to 0/1.
+
+    Returns:
+        A, `[B, k, n]`, in the tokens' dtype.
+    """
+    unit = unit_tokens(tokens)
+    unit_destinations = unit.gather(1, destinations[:, :, None].expand(-1, -1, unit.shape[2]))  # [B, k, d]
+    return (scale * unit_destinations @ unit.mT).softmax(dim=-2).to(tokens.dtype)
+
+
+def merge(tokens: Tensor, weights: Tensor) -> Tensor:
+    """M X: every destination becomes the weighted mean of what merges into it. [B, n, C], [B, k, n] -> [B, k, C]."""
+    return _row_normalized(weights).to(tokens.dtype) @ tokens
+
+
+def unmerge(merged: Tensor, weights: Tensor, pseudo_inverse: bool = False) -> Tensor:
+    """Spread the merged tokens back: [B, k, C], [B, k, n] -> [B, n, C].
+
+    Aᵀ Y with the un-normalised A: every token takes the mean of its destinations. With `pseudo_inverse`,
+    M⁺ Y = Mᵀ (M Mᵀ)⁺ Y, which is the least-squares answer, also where destinations coincide and M Mᵀ is singular.
+    """
+    if not pseudo_inverse:
+        return weights.mT.to(merged.dtype) @ merged
+    matrix = _row_normalized(weights)  # M
+    inverse_gram = torch.linalg.pinv(matrix @ matrix.mT, hermitian=True)
+    return (matrix.mT @ (inverse_gram @ merged.to(matrix.dtype))).to(merged.dtype)
+
+
+def _row_normalized(weights: Tensor) -> Tensor:
+    """M, in float32 or better. A row that rounding has emptied stays zero: no token takes anything from it."""
+    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    return weights / weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
