@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
-export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16 # see tests/conftest.py
 
 .PHONY: demo test check format test-gpu bench clean
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -150,20 +150,21 @@ class ToMAConfig:
     def _valid_window(self) -> tuple[float, float]:
         rule = "(start, end) with 0 ≤ start < end ≤ 1"
         window = _sequence("window", self.window, rule)
-        if len(window) != 2:
-            raise ValueError(f"window={self.window!r} must be {rule}.")
-        start, end = (_number("window", share, rule, lambda x: 0 <= x <= 1) for share in window)
-        if start >= end:
-            raise ValueError(f"window={self.window!r} is empty: it must be {rule}.")
-        return start, end
+        if not all(_is_number(share) for share in window) or len(window) != 2 or not 0 <= window[0] < window[1] <= 1:
+            raise ValueError(f"window={self.window!r} is not allowed: it must be {rule}.")
+        return float(window[0]), float(window[1])
 
     def _valid_skip_blocks(self) -> tuple[int, ...]:
         blocks = _sequence("skip_blocks", self.skip_blocks, "block indices of 0 or more")
         return tuple(sorted({_integer("skip_blocks", block, minimum=0) for block in blocks}))
 
 
-def _number(name: str, value: object, rule: str, holds: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not holds(float(value)):
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _number(name: str, value: Any, rule: str, holds: Callable[[float], bool]) -> float:
+    if not _is_number(value) or not holds(value):
         raise ValueError(f"{name}={value!r} is not allowed: it must be {rule}.")
     return float(value)
 
@@ -192,15 +193,15 @@ def _reject_unknown_fields(values: Mapping[str, Any]) -> None:
             raise ValueError(f"{name!r} is not a field of ToMAConfig: {_listed(known)}.{_hint(name, known)}")
 
 
-def _quoted(names: Any) -> str:
+def _quoted(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names)
 
 
-def _listed(names: Any) -> str:
+def _listed(names: Iterable[str]) -> str:
     return f"use one of {_quoted(names)}"
 
 
-def _hint(value: object, names: Any) -> str:
+def _hint(value: object, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(value), list(names), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 

@@ -64,7 +64,7 @@ def load_photograph(path: Path | None = None, size: int = 512) -> Tensor:
     picture.thumbnail((size, size), Image.Resampling.LANCZOS)
     width, height = (side // PATCH * PATCH for side in picture.size)
     if min(width, height) < 2 * PATCH:
-        raise ValueError(f"the image is {picture.width}×{picture.height}; it must be at least {2 * PATCH} pixels a side.")
+        raise ValueError(f"the image is {picture.width}×{picture.height}; each side needs at least {2 * PATCH} pixels.")
     return torch.from_numpy(np.asarray(picture.crop((0, 0, width, height)), dtype=np.float32) / 255)
 
 

@@ -1,13 +1,13 @@
 """`toma explain`: the quickest way to understand the method."""
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 
 def explain(
-    image: Annotated[Optional[Path], typer.Argument(help="A photograph; without one, a bundled portrait.")] = None,
+    image: Annotated[Path | None, typer.Argument(help="A photograph; without one, a bundled portrait.")] = None,
     output: Annotated[Path, typer.Option(help="The picture to write (PNG, PDF or SVG).")] = Path("toma-explain.png"),
     region: Annotated[str, typer.Option(help="tile, stripe or global.")] = "tile",
     num_regions: Annotated[int, typer.Option(help="How many regions to ask for.")] = 64,
@@ -27,6 +27,8 @@ def explain(
     console = Console()
     try:
         config = ToMAConfig(region=region, num_regions=num_regions, assign=assign, scale=scale)
+        if output.suffix not in (".png", ".pdf", ".svg"):
+            raise ValueError(f"output {str(output)!r} has no known format: end it in .png, .pdf or .svg.")
         photograph = method.load_photograph(image, size)
         output.parent.mkdir(parents=True, exist_ok=True)
     except ImportError as error:

@@ -144,7 +144,7 @@ class MergePlan:
         [N, ...] -> [D, ...] if the samples share their destinations, else [B, D, ...].
         """
         if table.shape[0] != self.grid.num_tokens:
-            raise ValueError(f"table has shape {list(table.shape)}; it needs one row for each of {self._tokens_text()}.")
+            raise ValueError(f"table has shape {list(table.shape)}; it needs a row for each of {self._tokens_text()}.")
         if not self._has_destinations:
             raise RuntimeError("this plan has no destinations yet: call update(tokens, Action.SELECT) first.")
         return table[self.positions[0] if self.joint else self.positions]

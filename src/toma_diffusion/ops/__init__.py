@@ -27,34 +27,34 @@ __all__ = [
 
 NAMESPACE = "toma_diffusion"
 
-_library = torch.library.Library(NAMESPACE, "DEF")
-_library.define("facility_location(Tensor similarity, int num_select) -> Tensor")
-_library.define("merge_weights(Tensor tokens, Tensor destinations, float scale) -> Tensor")
-_library.define("merge(Tensor tokens, Tensor weights) -> Tensor")
-_library.define("unmerge(Tensor merged, Tensor weights, bool pseudo_inverse) -> Tensor")
-for _operator in (reference.facility_location, reference.merge_weights, reference.merge, reference.unmerge):
-    _library.impl(_operator.__name__, _operator, "CompositeExplicitAutograd")
 
-
-@torch.library.register_fake(f"{NAMESPACE}::facility_location", lib=_library)
-def _(similarity: Tensor, num_select: int) -> Tensor:
+def _fake_facility_location(similarity: Tensor, num_select: int) -> Tensor:
     return similarity.new_empty((similarity.shape[0], num_select), dtype=torch.int64)
 
 
-@torch.library.register_fake(f"{NAMESPACE}::merge_weights", lib=_library)
-def _(tokens: Tensor, destinations: Tensor, scale: float) -> Tensor:
+def _fake_merge_weights(tokens: Tensor, destinations: Tensor, scale: float) -> Tensor:
     return tokens.new_empty((tokens.shape[0], destinations.shape[1], tokens.shape[1]))
 
 
-@torch.library.register_fake(f"{NAMESPACE}::merge", lib=_library)
-def _(tokens: Tensor, weights: Tensor) -> Tensor:
+def _fake_merge(tokens: Tensor, weights: Tensor) -> Tensor:
     return tokens.new_empty((tokens.shape[0], weights.shape[1], tokens.shape[2]))
 
 
-@torch.library.register_fake(f"{NAMESPACE}::unmerge", lib=_library)
-def _(merged: Tensor, weights: Tensor, pseudo_inverse: bool) -> Tensor:
+def _fake_unmerge(merged: Tensor, weights: Tensor, pseudo_inverse: bool) -> Tensor:
     return merged.new_empty((merged.shape[0], weights.shape[2], merged.shape[2]))
 
+
+_library = torch.library.Library(NAMESPACE, "DEF")
+for _signature, _implementation, _fake in (
+    ("(Tensor similarity, int num_select) -> Tensor", reference.facility_location, _fake_facility_location),
+    ("(Tensor tokens, Tensor destinations, float scale) -> Tensor", reference.merge_weights, _fake_merge_weights),
+    ("(Tensor tokens, Tensor weights) -> Tensor", reference.merge, _fake_merge),
+    ("(Tensor merged, Tensor weights, bool pseudo_inverse) -> Tensor", reference.unmerge, _fake_unmerge),
+):
+    _name = _implementation.__name__
+    _library.define(_name + _signature)
+    _library.impl(_name, _implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_library)
 
 _ops = getattr(torch.ops, NAMESPACE)
 
@@ -67,7 +67,8 @@ def facility_location(similarity: Tensor, num_select: int) -> Tensor:
     _require(similarity.ndim == 3, "similarity", similarity, "[batch, candidates, tokens]")
     if not 1 <= num_select <= similarity.shape[1]:
         raise ValueError(f"num_select={num_select} is not allowed: from 1 to the {similarity.shape[1]} candidates.")
-    return _ops.facility_location(similarity.detach(), num_select)
+    picks: Tensor = _ops.facility_location(similarity.detach(), num_select)
+    return picks
 
 
 def merge_weights(tokens: Tensor, destinations: Tensor, scale: float) -> Tensor:
@@ -76,31 +77,30 @@ def merge_weights(tokens: Tensor, destinations: Tensor, scale: float) -> Tensor:
     _require(
         destinations.ndim == 2 and destinations.shape[0] == tokens.shape[0], "destinations", destinations, "[batch, k]"
     )
-    return _ops.merge_weights(tokens.detach(), destinations, scale)
+    weights: Tensor = _ops.merge_weights(tokens.detach(), destinations, scale)
+    return weights
 
 
 def merge(tokens: Tensor, weights: Tensor) -> Tensor:
     """M X, the weighted mean of what merges into each destination: `[B, n, C]`, `[B, k, n]` -> `[B, k, C]`."""
     expected = f"[{weights.shape[0]}, {weights.shape[2]}, width], as the weights say"
     _require(tokens.ndim == 3 and tokens.shape[:2] == (weights.shape[0], weights.shape[2]), "tokens", tokens, expected)
-    if _needs_gradient(tokens):
-        return reference.merge(tokens, weights)
-    return _ops.merge(tokens, weights)
+    merged: Tensor = (reference if _needs_gradient(tokens) else _ops).merge(tokens, weights)
+    return merged
 
 
 def unmerge(merged: Tensor, weights: Tensor, method: str = "transpose") -> Tensor:
     """Spread merged tokens back over all tokens: `[B, k, C]`, `[B, k, n]` -> `[B, n, C]`.
 
-    Args:
-        method: `transpose` for Aᵀ Y, `pseudo-inverse` for M⁺ Y.
+    `method` is `transpose` for Aᵀ Y or `pseudo-inverse` for M⁺ Y.
     """
     expected = f"[{weights.shape[0]}, {weights.shape[1]}, width], as the weights say"
     _require(merged.ndim == 3 and merged.shape[:2] == weights.shape[:2], "merged", merged, expected)
     if method not in ("transpose", "pseudo-inverse"):
         raise ValueError(f"method={method!r} is not known: use 'transpose' or 'pseudo-inverse'.")
-    if _needs_gradient(merged):
-        return reference.unmerge(merged, weights, method == "pseudo-inverse")
-    return _ops.unmerge(merged, weights, method == "pseudo-inverse")
+    implementation = reference if _needs_gradient(merged) else _ops
+    tokens: Tensor = implementation.unmerge(merged, weights, method == "pseudo-inverse")
+    return tokens
 
 
 def _needs_gradient(tensor: Tensor) -> bool:

@@ -91,7 +91,7 @@ def unmerge(merged: Tensor, weights: Tensor, pseudo_inverse: bool = False) -> Te
     if not pseudo_inverse:
         return weights.mT.to(merged.dtype) @ merged
     matrix = _row_normalized(weights)  # M
-    inverse_gram = torch.linalg.pinv(matrix @ matrix.mT, hermitian=True)
+    inverse_gram: Tensor = torch.linalg.pinv(matrix @ matrix.mT, hermitian=True)
     return (matrix.mT @ (inverse_gram @ merged.to(matrix.dtype))).to(merged.dtype)
 
 

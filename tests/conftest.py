@@ -1,0 +1,30 @@
+"""Set before torch is imported, and shared by all tests."""
+
+import os
+
+# Some virtual machines advertise AMX but do not enable it, and oneDNN then dies of an illegal instruction in any
+# bfloat16 matrix product. The next lower instruction set computes the same.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# apricot has numba compile its loops anew for every selector, 2.7 s each; interpreted they take 0.1 s at our sizes.
+os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("local", deadline=None, max_examples=60)
+settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "gpu" in item.path.parts:
+            item.add_marker(pytest.mark.gpu)
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))

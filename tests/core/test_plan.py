@@ -1,0 +1,391 @@
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from toma_diffusion import Action, Grid, MergePlan, Schedule, ToMAConfig, ops
+from toma_diffusion.config import ASSIGNMENTS, REGIONS, SELECTIONS, UNMERGES
+from toma_diffusion.core import num_destinations
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def selected(tokens: torch.Tensor, grid: Grid, joint: bool = False, **settings) -> MergePlan:
+    plan = MergePlan(
+        grid, ToMAConfig(**settings), batch_size=len(tokens), dtype=tokens.dtype, device=tokens.device, joint=joint
+    )
+    plan.update(tokens, Action.SELECT)
+    return plan
+
+
+class CountOperators(TorchDispatchMode):
+    """Counts the package's operators as they really run, below every layer of Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "toma_diffusion":
+            self.calls[func._opname] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@st.composite
+def cases(draw):
+    grid = Grid(draw(st.integers(1, 12)), draw(st.integers(1, 12)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    shape = (draw(st.integers(1, 3)), grid.num_tokens, draw(st.integers(1, 8)))
+    tokens = torch.randn(shape, generator=generator).to(draw(st.sampled_from(DTYPES)))
+    settings = {
+        "ratio": draw(st.floats(0, 0.99)),
+        "selection": draw(st.sampled_from(SELECTIONS)),
+        "region": draw(st.sampled_from(REGIONS)),
+        "num_regions": draw(st.integers(1, 20)),
+        "assign": draw(st.sampled_from(ASSIGNMENTS)),
+        "unmerge": draw(st.sampled_from(UNMERGES)),
+    }
+    return tokens, grid, draw(st.booleans()), settings
+
+
+class TestAnyPlan:
+    @given(cases())
+    def test_shapes_dtypes_and_destinations(self, case):
+        tokens, grid, joint, settings = case
+        plan = selected(tokens, grid, joint, **settings)
+        merged = plan.merge(tokens)
+        assert merged.shape == (len(tokens), plan.num_destinations, tokens.shape[-1])
+        assert plan.unmerge(merged).shape == tokens.shape
+        assert merged.dtype == plan.unmerge(merged).dtype == tokens.dtype
+        for row in plan.positions.tolist():
+            assert len(set(row)) == plan.num_destinations
+            assert 0 <= min(row) <= max(row) < grid.num_tokens
+
+    @given(cases())
+    def test_constant_tokens_come_back(self, case):
+        """A constant merges into itself whatever the plan, unless the plan is the random projection of `none`."""
+        tokens, grid, joint, settings = case
+        settings["selection"] = "facility-location" if settings["selection"] == "none" else settings["selection"]
+        plan = selected(tokens, grid, joint, **settings | {"unmerge": "transpose"})
+        ones = torch.ones_like(tokens)
+        tolerance = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}[tokens.dtype]
+        torch.testing.assert_close(plan.unmerge(plan.merge(ones)), ones, atol=tolerance, rtol=0)
+
+    @given(cases())
+    def test_destinations_are_equally_many_in_every_region(self, case):
+        tokens, grid, joint, settings = case
+        plan = selected(tokens, grid, joint, **settings)
+        chosen = torch.zeros(len(tokens), grid.num_tokens, 1).scatter_(1, plan.positions[:, :, None], 1.0)
+        per_region = plan.regions.split(chosen).sum(dim=(1, 2))
+        assert (per_region == num_destinations(plan.regions.size, settings["ratio"])).all()
+
+
+class TestBatch:
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("region", REGIONS)
+    @pytest.mark.parametrize("assign", ASSIGNMENTS)
+    def test_batch_of_four_equals_four_batches_of_one(self, dtype, region, assign):
+        """Bit for bit. (On larger global regions BLAS itself rounds differently for another batch size.)"""
+        grid = Grid(16, 12)
+        tokens = torch.randn(4, grid.num_tokens, 32).to(dtype)
+        settings = {"region": region, "assign": assign, "num_regions": 16}
+        together = selected(tokens, grid, **settings)
+        merged = together.merge(tokens)
+        for index in range(4):
+            sample = tokens[index : index + 1]
+            alone = selected(sample, grid, **settings)
+            assert torch.equal(together.positions[index : index + 1], alone.positions)
+            assert torch.equal(together.weights.unflatten(0, (4, -1))[index], alone.weights)
+            assert torch.equal(merged[index : index + 1], alone.merge(sample))
+            assert torch.equal(together.unmerge(merged)[index : index + 1], alone.unmerge(alone.merge(sample)))
+
+    def test_large_local_grid(self):
+        grid = Grid(64, 64)
+        tokens = torch.randn(4, grid.num_tokens, 64)
+        together = selected(tokens, grid)
+        back = together.unmerge(together.merge(tokens))
+        for index in range(4):
+            sample = tokens[index : index + 1]
+            alone = selected(sample, grid)
+            assert torch.equal(back[index : index + 1], alone.unmerge(alone.merge(sample)))
+
+    @pytest.mark.parametrize("assign", ASSIGNMENTS)
+    def test_joint_selection_is_one_choice_by_the_sum_of_gains(self, assign):
+        grid = Grid(6, 8)
+        tokens = torch.randn(3, grid.num_tokens, 10)
+        plan = selected(tokens, grid, joint=True, region="tile", num_regions=4, assign=assign)
+        assert all(torch.equal(plan.positions[0], other) for other in plan.positions)
+        for region in range(plan.regions.count):
+            similarity = ops.cosine_similarity(plan.regions.split(tokens)).unflatten(0, (3, -1))[:, region]
+            side_by_side = torch.cat(list(similarity), dim=-1)[None]
+            expected = plan.regions.positions(
+                ops.facility_location(side_by_side, plan.destinations_per_region).expand(plan.regions.count, -1)
+            ).unflatten(0, (plan.regions.count, -1))[region]
+            assert torch.equal(plan.positions[0].unflatten(0, (plan.regions.count, -1))[region], expected)
+
+    def test_joint_with_one_sample_is_the_ordinary_choice(self):
+        grid = Grid(8, 8)
+        tokens = torch.randn(1, 64, 16)
+        settings = {"num_regions": 4}
+        assert torch.equal(
+            selected(tokens, grid, joint=True, **settings).positions, selected(tokens, grid, **settings).positions
+        )
+
+    def test_weights_stay_each_samples_own_when_destinations_are_joint(self):
+        grid = Grid(8, 8)
+        tokens = torch.randn(2, 64, 16)
+        weights = selected(tokens, grid, joint=True, num_regions=4).weights.unflatten(0, (2, -1))
+        assert not torch.equal(weights[0], weights[1])
+
+
+class TestRegionsOfThePlan:
+    def test_tokens_never_leave_their_region_locally(self):
+        grid = Grid(8, 12)
+        tokens = torch.randn(1, grid.num_tokens, 16)
+        plan = selected(tokens, grid, num_regions=6)
+        label = plan.regions.join(torch.arange(6.0).repeat_interleave(plan.regions.size)[:, None])
+        torch.testing.assert_close(plan.unmerge(plan.merge(label)), label)
+
+    def test_permuting_regions_permutes_results(self):
+        grid = Grid(16, 16)
+        tokens = torch.randn(1, 256, 24)
+        plan = selected(tokens, grid, num_regions=16)
+        order = torch.randperm(plan.regions.count)
+        shuffled = plan.regions.join(plan.regions.split(tokens)[order])
+        other = selected(shuffled, grid, num_regions=16)
+        assert torch.equal(other.destinations, plan.destinations[order])
+        assert torch.equal(other.weights, plan.weights[order])
+
+    def test_global_assignment_equals_the_formula(self):
+        grid = Grid(8, 8)
+        tokens = torch.randn(1, 64, 6, dtype=torch.float64)
+        plan = selected(tokens, grid, num_regions=4, assign="global", scale=20.0)
+        unit = tokens[0] / tokens[0].norm(dim=-1, keepdim=True)
+        weights = (20.0 * unit[plan.positions[0]] @ unit.T).softmax(dim=0)
+        merge_matrix = weights / weights.sum(dim=1, keepdim=True)
+        torch.testing.assert_close(plan.merge(tokens)[0], merge_matrix @ tokens[0])
+        merged = torch.randn(1, plan.num_destinations, 5, dtype=torch.float64)
+        torch.testing.assert_close(plan.unmerge(merged)[0], weights.T @ merged[0])
+
+    def test_local_assignment_equals_the_block_diagonal_formula(self):
+        grid = Grid(4, 6)
+        tokens = torch.randn(2, 24, 6, dtype=torch.float64)
+        plan = selected(tokens, grid, num_regions=4, scale=20.0)
+        region = plan.regions.join(torch.arange(4).repeat_interleave(6).repeat(2)[:, None])[0, :, 0]
+        for sample in range(2):
+            positions = plan.positions[sample]
+            unit = tokens[sample] / tokens[sample].norm(dim=-1, keepdim=True)
+            logits = 20.0 * unit[positions] @ unit.T
+            logits[region[positions][:, None] != region[None]] = -torch.inf
+            weights = logits.softmax(dim=0)
+            merge_matrix = weights / weights.sum(dim=1, keepdim=True)
+            torch.testing.assert_close(plan.merge(tokens)[sample], merge_matrix @ tokens[sample])
+            merged = plan.merge(tokens)
+            torch.testing.assert_close(plan.unmerge(merged)[sample], weights.T @ merged[sample])
+
+
+class TestGather:
+    @pytest.mark.parametrize("assign", ASSIGNMENTS)
+    @pytest.mark.parametrize("region", REGIONS)
+    def test_rows_are_those_of_the_destinations(self, assign, region):
+        """In the hard limit a destination that is alone in its cluster keeps its own coordinates when merged."""
+        grid = Grid(6, 10)
+        tokens = torch.randn(2, 60, 64)
+        plan = selected(tokens, grid, region=region, num_regions=4, assign=assign, scale=1e6)
+        table = torch.stack(torch.meshgrid(torch.arange(6), torch.arange(10), indexing="ij"), dim=-1).reshape(60, 2)
+        rows = plan.gather(table)
+        assert rows.shape == (2, plan.num_destinations, 2)
+        coordinates = plan.merge(table.float().expand(2, -1, -1))
+        alone = plan.weights.sum(dim=-1).reshape(2, -1) == 1
+        assert alone.any()
+        assert torch.equal(coordinates[alone], rows[alone].float())
+
+    def test_shared_destinations_give_one_table(self):
+        grid = Grid(4, 4)
+        plan = selected(torch.randn(3, 16, 8), grid, joint=True, num_regions=1)
+        table = torch.randn(16, 2, 5)
+        assert torch.equal(plan.gather(table), table[plan.positions[0]])
+
+    def test_wrong_table(self):
+        plan = selected(torch.randn(1, 16, 8), Grid(4, 4))
+        with pytest.raises(ValueError, match=r"shape \[17, 2\].*16 tokens of a 4×4 grid"):
+            plan.gather(torch.randn(17, 2))
+
+
+class TestIdentity:
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("region", REGIONS)
+    @pytest.mark.parametrize("assign", ASSIGNMENTS)
+    @pytest.mark.parametrize("selection", SELECTIONS)
+    def test_ratio_zero_returns_its_input(self, dtype, region, assign, selection):
+        grid = Grid(6, 9)
+        tokens = torch.randn(2, 54, 8).to(dtype)
+        plan = selected(tokens, grid, ratio=0.0, region=region, assign=assign, selection=selection, num_regions=9)
+        assert plan.is_identity
+        assert plan.merge(tokens) is tokens
+        assert plan.unmerge(tokens) is tokens
+        assert torch.equal(plan.gather(torch.arange(54)), torch.arange(54).expand(2, -1))
+
+    def test_ratio_too_small_for_the_regions_is_the_identity_too(self):
+        assert MergePlan(Grid(4, 4), ToMAConfig(ratio=0.25, num_regions=8), batch_size=1).is_identity
+
+    def test_identity_holds_no_weights(self):
+        plan = MergePlan(Grid(64, 64), ToMAConfig(ratio=0.0, assign="global"), batch_size=1)
+        assert plan.num_bytes < 100_000
+
+    @pytest.mark.parametrize(
+        ("size", "ratio", "left"),
+        [(64, 0.5, 32), (64, 0.25, 48), (64, 0.75, 16), (100, 0.29, 71), (10, 0.7, 3), (9, 0.5, 5), (1, 0.9, 1)],
+    )
+    def test_number_of_destinations(self, size, ratio, left):
+        assert num_destinations(size, ratio) == left
+
+
+class TestBuffers:
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_plan_of_4096_tokens_stays_under_one_mebibyte_a_sample(self, dtype):
+        plan = MergePlan(Grid(64, 64), ToMAConfig(ratio=0.5, num_regions=64), batch_size=4, dtype=dtype)
+        assert plan.num_bytes / 4 < 2**20
+        buffers = [value for value in vars(plan).values() if isinstance(value, torch.Tensor)]
+        assert sum(buffer.nbytes for buffer in buffers) == plan.num_bytes
+
+    def test_updates_happen_in_place(self):
+        grid = Grid(8, 8)
+        plan = selected(torch.randn(2, 64, 8), grid, num_regions=4)
+        before = [buffer.data_ptr() for buffer in (plan.destinations, plan.positions, plan.weights)]
+        old = plan.weights.clone()
+        plan.update(torch.randn(2, 64, 8), Action.SELECT)
+        assert [buffer.data_ptr() for buffer in (plan.destinations, plan.positions, plan.weights)] == before
+        assert not torch.equal(plan.weights, old)
+
+
+class TestUpdate:
+    def test_reweigh_keeps_destinations(self):
+        grid = Grid(8, 8)
+        plan = selected(torch.randn(1, 64, 8), grid, num_regions=4)
+        positions, weights = plan.positions.clone(), plan.weights.clone()
+        plan.update(torch.randn(1, 64, 8), Action.REWEIGH)
+        assert torch.equal(plan.positions, positions)
+        assert not torch.equal(plan.weights, weights)
+
+    def test_reuse_keeps_everything(self):
+        plan = selected(torch.randn(1, 64, 8), Grid(8, 8), num_regions=4)
+        positions, weights = plan.positions.clone(), plan.weights.clone()
+        plan.update(torch.randn(1, 64, 8), Action.REUSE)
+        assert torch.equal(plan.positions, positions)
+        assert torch.equal(plan.weights, weights)
+
+    @pytest.mark.parametrize("action", [Action.REWEIGH, Action.REUSE])
+    def test_a_fresh_plan_selects_whatever_the_action(self, action):
+        tokens = torch.randn(1, 64, 8)
+        plan = MergePlan(Grid(8, 8), ToMAConfig(num_regions=4), batch_size=1)
+        plan.update(tokens, action)
+        assert torch.equal(plan.weights, selected(tokens, Grid(8, 8), num_regions=4).weights)
+
+    @pytest.mark.parametrize("generations", [1, 2])
+    def test_fifty_steps_make_five_selections_and_ten_weight_computations(self, generations):
+        schedule = Schedule(select_every=10, reweigh_every=5)
+        plan = MergePlan(Grid(8, 8), ToMAConfig(num_regions=4), batch_size=2)
+        with CountOperators() as count:
+            for _, step in itertools.product(range(generations), range(50)):
+                tokens = torch.randn(2, 64, 8)
+                plan.update(tokens, schedule.action(step, 50))
+                plan.unmerge(plan.merge(tokens))
+        assert count.calls == {
+            "facility_location": 5 * generations,
+            "merge_weights": 10 * generations,
+            "merge": 50 * generations,
+            "unmerge": 50 * generations,
+        }
+
+    def test_fixed_projection_computes_nothing(self):
+        plan = MergePlan(Grid(8, 8), ToMAConfig.from_preset("lower-bound", num_regions=4), batch_size=2)
+        weights = plan.weights.clone()
+        with CountOperators() as count:
+            plan.update(torch.randn(2, 64, 8), Action.SELECT)
+            plan.merge(torch.randn(2, 64, 8))
+        assert count.calls == {"merge": 1}
+        assert torch.equal(plan.weights, weights)
+        torch.testing.assert_close(weights.sum(dim=-2), torch.ones(8, 16))
+
+    @pytest.mark.parametrize("selection", ["random", "strided", "none"])
+    def test_fixed_choices_leave_the_users_random_state_alone(self, selection):
+        state = torch.get_rng_state()
+        first = selected(torch.ones(1, 64, 8), Grid(8, 8), selection=selection, num_regions=4)
+        assert torch.equal(torch.get_rng_state(), state)
+        again = selected(torch.ones(1, 64, 8), Grid(8, 8), selection=selection, num_regions=4)
+        assert torch.equal(first.positions, again.positions)
+
+    def test_gradients_reach_the_tokens_but_not_the_choice(self):
+        tokens = torch.randn(1, 64, 8, requires_grad=True)
+        plan = selected(tokens, Grid(8, 8), num_regions=4)
+        assert not plan.weights.requires_grad
+        plan.unmerge(plan.merge(tokens)).sum().backward()
+        torch.testing.assert_close(tokens.grad.sum(), torch.tensor(64.0 * 8))
+
+
+class TestHostileInput:
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("assign", ASSIGNMENTS)
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, 60000.0])
+    @pytest.mark.parametrize("everywhere", [False, True])
+    def test_no_error_no_duplicate_nothing_out_of_bounds(self, dtype, assign, bad, everywhere):
+        tokens = torch.randn(2, 64, 8).to(dtype)
+        tokens[0, slice(None) if everywhere else 13] = bad
+        plan = selected(tokens, Grid(8, 8), num_regions=4, assign=assign)
+        back = plan.unmerge(plan.merge(tokens))
+        for row in plan.positions.tolist():
+            assert len(set(row)) == 32
+            assert 0 <= min(row) <= max(row) < 64
+        assert back[1].isfinite().all()
+        if bad in (0.0, 60000.0):
+            assert back.isfinite().all()
+
+
+class TestErrors:
+    def test_use_before_selection(self):
+        plan = MergePlan(Grid(4, 4), ToMAConfig(num_regions=1), batch_size=1)
+        with pytest.raises(RuntimeError, match="call update"):
+            plan.merge(torch.ones(1, 16, 2))
+        with pytest.raises(RuntimeError, match="call update"):
+            plan.unmerge(torch.ones(1, 8, 2))
+        with pytest.raises(RuntimeError, match="call update"):
+            plan.gather(torch.ones(16, 2))
+
+    @pytest.mark.parametrize("shape", [(2, 16, 8), (1, 15, 8), (16, 8)])
+    def test_tokens_of_another_shape(self, shape):
+        plan = MergePlan(Grid(4, 4), ToMAConfig(), batch_size=1)
+        with pytest.raises(ValueError, match="this plan is for") as error:
+            plan.update(torch.ones(shape), Action.SELECT)
+        assert str(list(shape)) in str(error.value)
+
+
+class TestCompile:
+    @pytest.mark.parametrize("joint", [False, True])
+    def test_at_most_one_graph_per_action_and_results_equal_eager(self, joint):
+        graphs = []
+
+        def backend(graph, inputs):
+            graphs.append(graph)
+            return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+        def make():
+            return MergePlan(Grid(8, 8), ToMAConfig(num_regions=4), batch_size=2, joint=joint)
+
+        def layer(plan, tokens, action):
+            plan.update(tokens, action)
+            return tokens + plan.unmerge(torch.tanh(plan.merge(tokens))), plan.gather(tokens[0])
+
+        torch.compiler.reset()
+        compiled = torch.compile(layer, fullgraph=True, backend=backend)
+        schedule, plan, twin = Schedule(), make(), make()
+        for step in range(50):
+            tokens = torch.randn(2, 64, 8)
+            action = schedule.action(step, 50)
+            for ours, eager in zip(compiled(plan, tokens, action), layer(twin, tokens, action), strict=True):
+                torch.testing.assert_close(ours, eager)
+        assert len(graphs) == len(Action)

@@ -1,0 +1,121 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toma_diffusion import Grid, Regions
+from toma_diffusion.config import REGIONS
+
+GRIDS = [(64, 64), (48, 84), (31, 17), (1, 7)]
+
+
+def coordinates(grid: Grid, batch: int = 1) -> torch.Tensor:
+    """[B, N, 3]: every token says which sample, row and column it is."""
+    sample, row, column = torch.meshgrid(
+        torch.arange(batch), torch.arange(grid.height), torch.arange(grid.width), indexing="ij"
+    )
+    return torch.stack([sample, row, column], dim=-1).reshape(batch, grid.num_tokens, 3)
+
+
+grids = st.builds(Grid, st.integers(1, 24), st.integers(1, 24))
+any_regions = st.builds(Regions.divide, grids, st.sampled_from(REGIONS), st.integers(1, 80))
+
+
+class TestSplitAndJoin:
+    @pytest.mark.parametrize("shape", GRIDS)
+    @pytest.mark.parametrize("kind", REGIONS)
+    @pytest.mark.parametrize("num_regions", [1, 4, 16, 64, 256])
+    def test_join_inverts_split(self, shape, kind, num_regions):
+        grid = Grid(*shape)
+        regions = Regions.divide(grid, kind, num_regions)
+        tokens = coordinates(grid, batch=2)
+        split = regions.split(tokens)
+        assert split.shape == (2 * regions.count, regions.size, 3)
+        assert torch.equal(regions.join(split), tokens)
+
+    @pytest.mark.parametrize("shape", GRIDS)
+    def test_tiles_are_rectangles_of_one_sample(self, shape):
+        grid = Grid(*shape)
+        regions = Regions.divide(grid, "tile", 64)
+        for tile in regions.split(coordinates(grid, batch=2)):
+            sample, rows, columns = tile.unbind(dim=-1)
+            assert sample.unique().numel() == 1
+            assert rows.max() - rows.min() + 1 == regions.height
+            assert columns.max() - columns.min() + 1 == regions.width
+            assert tile.unique(dim=0).shape[0] == regions.size
+
+    @pytest.mark.parametrize("shape", GRIDS)
+    @pytest.mark.parametrize("kind", ["stripe", "global"])
+    def test_runs_of_the_sequence_are_views(self, shape, kind):
+        grid = Grid(*shape)
+        tokens = torch.arange(grid.num_tokens)[None, :, None]
+        split = Regions.divide(grid, kind, 64).split(tokens)
+        assert split.data_ptr() == tokens.data_ptr()
+        assert torch.equal(split.flatten(), tokens.flatten())
+
+    @given(any_regions, st.integers(1, 3))
+    def test_any_grid(self, regions, batch):
+        tokens = torch.arange(batch * regions.layout.num_tokens * 2).reshape(batch, -1, 2)
+        split = regions.split(tokens)
+        assert regions.count * regions.size == regions.layout.num_tokens
+        assert torch.equal(regions.join(split), tokens)
+
+    @given(any_regions)
+    def test_positions_say_where_a_token_came_from(self, regions):
+        tokens = torch.arange(regions.layout.num_tokens)[None, :, None]
+        everything = torch.arange(regions.size).expand(regions.count, -1)
+        assert torch.equal(regions.positions(everything), regions.split(tokens).flatten())
+
+
+class TestShapeTaken:
+    @pytest.mark.parametrize(
+        ("shape", "kind", "num_regions", "taken"),
+        [
+            ((64, 64), "tile", 64, "64 tiles of 8×8"),
+            ((64, 64), "tile", 256, "256 tiles of 4×4"),
+            ((64, 64), "stripe", 64, "64 stripes of length 64"),
+            ((64, 64), "global", 64, "the whole grid"),
+            ((48, 84), "tile", 64, "56 tiles of 6×12"),
+            ((96, 168), "tile", 64, "64 tiles of 12×21"),
+            ((63, 63), "tile", 64, "63 tiles of 7×9"),
+            ((31, 17), "tile", 64, "31 tiles of 1×17"),
+            ((31, 17), "stripe", 64, "31 stripes of length 17"),
+            ((1, 7), "tile", 64, "1 tile of 1×7"),
+            ((1, 1), "tile", 64, "1 tile of 1×1"),
+        ],
+    )
+    def test_nearest_that_divides(self, shape, kind, num_regions, taken):
+        assert Regions.divide(Grid(*shape), kind, num_regions).describe() == taken
+
+    @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5))
+    def test_what_divides_is_taken_as_asked(self, height, width, per_side):
+        grid = Grid(2 ** (height + per_side + 1), 2 ** (width + per_side))
+        regions = Regions.divide(grid, "tile", 4**per_side)
+        assert (regions.height, regions.width) == (2 ** (height + 1), 2**width)
+
+    @given(any_regions)
+    def test_a_region_can_always_merge(self, regions):
+        assert regions.size >= min(2, regions.layout.num_tokens)
+
+    @pytest.mark.parametrize("kind", ["tile", "stripe"])
+    @pytest.mark.parametrize("shape", [(64, 64), (63, 63), (48, 84), (31, 17), (61, 67), (52, 77)])
+    def test_size_stays_within_a_factor_of_what_was_asked(self, shape, kind):
+        grid = Grid(*shape)
+        regions = Regions.divide(grid, kind, 64)
+        assert abs(math.log(regions.size / (grid.num_tokens / 64))) <= math.log(3)
+
+
+class TestErrors:
+    def test_unknown_kind(self):
+        with pytest.raises(ValueError, match="'hexagon' is not known: use one of 'tile', 'stripe', 'global'"):
+            Regions.divide(Grid(4, 4), "hexagon", 4)
+
+    def test_no_regions(self):
+        with pytest.raises(ValueError, match="num_regions=0"):
+            Regions.divide(Grid(4, 4), "tile", 0)
+
+    def test_empty_grid(self):
+        with pytest.raises(ValueError, match="0×7"):
+            Grid(0, 7)

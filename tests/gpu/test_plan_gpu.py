@@ -1,0 +1,95 @@
+"""The plain torch operators and the plan on a GPU: against float32, compiled by inductor, inside CUDA graphs."""
+
+import pytest
+import torch
+
+from toma_diffusion import Action, Grid, MergePlan, Schedule, ToMAConfig, ops
+from toma_diffusion.config import ASSIGNMENTS
+
+GRID = Grid(64, 64)
+
+
+def make(assign: str = "local", dtype: torch.dtype = torch.float16, **arguments) -> MergePlan:
+    return MergePlan(GRID, ToMAConfig(assign=assign), batch_size=2, dtype=dtype, device="cuda", **arguments)
+
+
+def step(plan: MergePlan, tokens: torch.Tensor, action: Action) -> torch.Tensor:
+    plan.update(tokens, action)
+    return tokens + plan.unmerge(torch.tanh(plan.merge(tokens)))
+
+
+@pytest.mark.parametrize("assign", ASSIGNMENTS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_stays_near_float32(assign, dtype):
+    tokens = torch.randn(2, GRID.num_tokens, 320, device="cuda").to(dtype)
+    plan, truth = make(assign, dtype), make(assign, torch.float32)
+    plan.update(tokens, Action.SELECT)
+    truth.update(tokens.float(), Action.SELECT)
+    assert torch.equal(plan.positions, truth.positions)
+    difference = plan.unmerge(plan.merge(tokens)).float() - truth.unmerge(truth.merge(tokens.float()))
+    assert difference.abs().max() <= 8 * torch.finfo(dtype).eps
+
+
+def test_selection_is_as_good_as_on_the_cpu():
+    """Rounding may break a tie the other way, so the value reached is compared, not the picks."""
+    tokens = torch.randn(8, 64, 16, dtype=torch.float64)
+    similarity = ops.cosine_similarity(tokens)
+    here = ops.facility_location_value(similarity, ops.facility_location(similarity, 32))
+    there = ops.facility_location_value(similarity, ops.facility_location(similarity.cuda(), 32).cpu())
+    torch.testing.assert_close(there, here, rtol=1e-3, atol=0)
+
+
+def test_batch_equals_single_samples():
+    tokens = torch.randn(2, GRID.num_tokens, 64, device="cuda")
+    together = make(dtype=torch.float32)
+    together.update(tokens, Action.SELECT)
+    for index in range(2):
+        alone = MergePlan(GRID, ToMAConfig(), batch_size=1, device="cuda")
+        alone.update(tokens[index : index + 1], Action.SELECT)
+        assert torch.equal(together.positions[index : index + 1], alone.positions)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_compiled_whole_graph_equals_eager(joint):
+    torch.compiler.reset()
+    compiled = torch.compile(step, fullgraph=True)
+    plan, twin, schedule = make(joint=joint), make(joint=joint), Schedule()
+    with torch.compiler.set_stance("default"):
+        for index in range(12):
+            tokens = torch.randn(2, GRID.num_tokens, 64, device="cuda", dtype=torch.float16)
+            action = schedule.action(index, 12)
+            torch.testing.assert_close(compiled(plan, tokens, action), step(twin, tokens, action), atol=4e-3, rtol=4e-3)
+
+
+@pytest.mark.parametrize("action", list(Action))
+def test_captured_graph_replays_the_plan_in_place(action):
+    tokens = torch.randn(2, GRID.num_tokens, 64, device="cuda", dtype=torch.float16)
+    plan = make()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step(plan, tokens, action)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = step(plan, tokens, action)
+    tokens.copy_(torch.randn_like(tokens))
+    twin = make()
+    twin.positions.copy_(plan.positions)
+    graph.replay()
+    expected = tokens + plan.unmerge(torch.tanh(plan.merge(tokens)))
+    assert torch.equal(output, expected)
+    if action is Action.SELECT:
+        twin.update(tokens, action)
+        assert torch.equal(plan.positions, twin.positions)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_not_a_number_stays_in_bounds(bad):
+    """An index out of bounds would be a device-side assertion at the synchronisation."""
+    tokens = torch.randn(2, GRID.num_tokens, 64, device="cuda", dtype=torch.float16)
+    tokens[0, 100:3000] = bad
+    plan = make()
+    step(plan, tokens, Action.SELECT)
+    torch.cuda.synchronize()
+    assert all(row.unique().numel() == plan.num_destinations for row in plan.positions)
