@@ -17,10 +17,14 @@ def sample(dtype: torch.dtype = torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["facility_location", "merge_weights", "merge", "unmerge", "unmerge_pseudo_inverse"])
+@pytest.mark.parametrize(
+    "name",
+    ["cosine_similarity", "facility_location", "merge_weights", "merge", "unmerge", "unmerge_pseudo_inverse"],
+)
 def test_operator_is_well_formed(name, dtype):
     tokens, destinations, weights, merged = sample(dtype)
     operator, arguments = {
+        "cosine_similarity": (ops.cosine_similarity, (tokens,)),
         "facility_location": (ops.facility_location, (cosine_similarity(tokens), 4)),
         "merge_weights": (ops.merge_weights, (tokens, destinations, 50.0)),
         "merge": (ops.merge, (tokens, weights)),
