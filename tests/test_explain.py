@@ -1,5 +1,8 @@
 """The method on a photograph, and the command that shows it."""
 
+import csv
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -48,6 +51,9 @@ class TestCommand:
         assert all(selection in result.output for selection in SELECTIONS)
         assert "16×16 tokens in 64 tiles of 2×2" in result.output
         assert output.name in result.output
+        rows = list(csv.DictReader(output.with_suffix(".csv").open()))
+        assert [(row["selection"], float(row["ratio"])) for row in rows] == list(itertools.product(SELECTIONS, RATIOS))
+        assert all(f"{float(row['psnr_db']):.2f}" in result.output for row in rows)
 
     def test_own_image_of_an_odd_size_with_transparency(self, tmp_path):
         path = tmp_path / "odd.png"

@@ -6,6 +6,7 @@ merge and unmerge. What the reconstruction loses is what merging costs.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,25 @@ def draw(photograph: Tensor, results: list[Reconstruction], title: str, path: Pa
     chart.legend(frameon=False)
     chart.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
+
+
+def write_rows(results: list[Reconstruction], facts: dict[str, object], path: Path) -> None:
+    """One CSV row per reconstruction, with `facts` about the run in each."""
+    rows = [
+        {
+            "selection": result.selection,
+            "ratio": result.ratio,
+            "tokens_before": result.tokens_before,
+            "tokens_after": result.tokens_after,
+            "psnr_db": round(result.psnr, 3),
+            **facts,
+        }
+        for result in results
+    ]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _patchify(photograph: Tensor) -> tuple[Tensor, Grid]:

@@ -20,6 +20,7 @@ def explain(
     from rich.progress import track
     from rich.table import Table
 
+    from toma_diffusion import __version__
     from toma_diffusion import explain as method
     from toma_diffusion.config import ToMAConfig
     from toma_diffusion.core import Grid, Regions
@@ -53,4 +54,14 @@ def explain(
 
     title = f"Token merging on a photograph: {regions}, {assign} assignment"
     method.draw(photograph, results, title, output)
-    console.print(f"Wrote {output}", soft_wrap=True)
+    rows = output.with_suffix(".csv")
+    facts = {
+        "image": image.name if image else "astronaut (scikit-image)",
+        "grid": f"{grid.height}x{grid.width}",
+        "regions": regions,
+        "assign": assign,
+        "scale": scale,
+        "toma_diffusion": __version__,
+    }
+    method.write_rows(results, facts, rows)
+    console.print(f"Wrote {output} and {rows}", soft_wrap=True)
