@@ -44,7 +44,7 @@ def explain(
     height, width, _ = photograph.shape
     grid = Grid(height // method.PATCH, width // method.PATCH)
     regions = Regions.divide(grid, region, num_regions).describe()
-    table = Table(title=f"{grid.height}×{grid.width} tokens in {regions}: PSNR in dB after merging and unmerging")
+    table = Table(title=f"PSNR in dB, {grid.height}×{grid.width} tokens in {regions}")
     table.add_column("destinations chosen by")
     for ratio in method.RATIOS:
         table.add_column(f"ratio {ratio:g}", justify="right")
