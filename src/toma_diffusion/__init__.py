@@ -1,7 +1,10 @@
 """ToMA: training-free token merging with attention for diffusion models."""
 
+from toma_diffusion.adapters import register_adapter
+from toma_diffusion.api import apply_toma, remove_toma, toma_enabled
 from toma_diffusion.config import PRESETS, ToMAConfig
 from toma_diffusion.core import Action, Grid, MergePlan, Regions, Schedule
+from toma_diffusion.hooks.handle import ToMAHandle
 from toma_diffusion.ops import facility_location, merge, merge_weights, unmerge
 
 __version__ = "0.1.0.dev0"
@@ -14,8 +17,13 @@ __all__ = [
     "Regions",
     "Schedule",
     "ToMAConfig",
+    "ToMAHandle",
+    "apply_toma",
     "facility_location",
     "merge",
     "merge_weights",
+    "register_adapter",
+    "remove_toma",
+    "toma_enabled",
     "unmerge",
 ]

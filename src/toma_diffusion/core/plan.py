@@ -103,6 +103,12 @@ class MergePlan:
         """Memory held by the plan."""
         return sum(buffer.nbytes for buffer in (self.destinations, self.positions, self.weights))
 
+    def wants(self, action: Action) -> bool:
+        """Whether `update` with this action would compute anything: what is missing is computed whatever the action."""
+        if self.is_identity or self.config.selection == "none":
+            return False
+        return action is not Action.REUSE or not self._has_weights
+
     def update(self, tokens: Tensor, action: Action) -> None:
         """Do what the schedule says with the tokens of this step, in place.
 
@@ -112,15 +118,13 @@ class MergePlan:
             tokens: `[B, N, d]`, normalised as the first merged layer sees them.
         """
         self._check(tokens, self.grid.num_tokens)
-        if self.is_identity or self.config.selection == "none":
+        if not self.wants(action):
             return
         if self.config.selection == "facility-location" and (action is Action.SELECT or not self._has_destinations):
             self._set_destinations(self._choose(tokens))
-            self._has_weights = False
-        if action is not Action.REUSE or not self._has_weights:
-            split = self.assign_regions.split(tokens)
-            self.weights.copy_(ops.merge_weights(split, self.destinations, self.config.scale))
-            self._has_weights = True
+        split = self.assign_regions.split(tokens)
+        self.weights.copy_(ops.merge_weights(split, self.destinations, self.config.scale))
+        self._has_weights = True
 
     def merge(self, tokens: Tensor) -> Tensor:
         """[B, N, C] -> [B, D, C]: every destination becomes the weighted mean of the tokens merged into it."""

@@ -1,0 +1,80 @@
+"""What an adapter tells about a model family: its blocks, the places to merge in them, and how to read a call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from toma_diffusion.hooks.sites import Arguments, Hook, Keywords, Site
+from toma_diffusion.hooks.state import Call
+
+
+@dataclass(frozen=True)
+class SiteSpec:
+    """One place of merging in `module` scope."""
+
+    name: str
+    """Of the module, inside its block."""
+    roles: frozenset[str]
+    """Which of `attn`, `cross_attn` and `ff` it is; merged if any of them is among the configured sites."""
+    hooks: Callable[[Site], list[tuple[nn.Module, Hook]]]
+    """The hooks that merge before and unmerge after, each with the module it belongs to."""
+    leave_alone: Callable[[Keywords], bool] = field(default=lambda keywords: False)
+    """Whether a call of the module with these keyword arguments must not be merged."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One transformer block."""
+
+    name: str
+    module: nn.Module
+    kind: str
+    """Blocks of one kind see the same grid at the same width, and share a plan."""
+    run: str
+    """Consecutive blocks of one run may stay merged together in `stage` scope."""
+    width: int
+    sites: tuple[SiteSpec, ...]
+    """In the order in which they run."""
+    normalize: Callable[[nn.Module, Arguments, Keywords], Tensor]
+    """The tokens that the block's first layer sees."""
+    position_table: str | None = None
+    """Name of the keyword argument that holds position tables with one row per token, such as RoPE."""
+    stream: int | None = None
+    """Which of the block's outputs is the image stream; None if it returns one tensor."""
+    chunks_feed_forward: bool = False
+    """Whether the feed-forward layer is called on pieces of the sequence."""
+
+
+class Adapter(ABC):
+    """Support for one model family. Register your own with `register_adapter`."""
+
+    supports: str
+    """The model class and what it covers, for error messages."""
+
+    @abstractmethod
+    def matches(self, model: nn.Module) -> bool:
+        """Whether this adapter is for `model`."""
+
+    @abstractmethod
+    def blocks(self, model: nn.Module) -> list[Block]:
+        """The transformer blocks, in the order in which they run."""
+
+    @abstractmethod
+    def read_call(self, model: nn.Module, args: Arguments, kwargs: Keywords) -> Call:
+        """The facts about one call of the denoiser. Must not wait for the device in the denoising loop."""
+
+    def defaults(self, model: nn.Module) -> dict[str, Any]:
+        """Settings that this family wants other than `ToMAConfig`'s defaults, where the user says nothing."""
+        return {}
+
+
+def argument(name: str, index: int, args: Arguments, kwargs: Keywords) -> Any:
+    """An argument passed by name or by position; None if it is not passed."""
+    if name in kwargs:
+        return kwargs[name]
+    return args[index] if index < len(args) else None

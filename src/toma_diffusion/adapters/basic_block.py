@@ -1,0 +1,69 @@
+"""`BasicTransformerBlock` of diffusers, of which UNets and PixArt are made: self-attention, cross-attention, MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from toma_diffusion.adapters import _diffusers
+from toma_diffusion.adapters.base import Block, SiteSpec
+from toma_diffusion.hooks.sites import Arguments, Hook, Keywords, MergeInput, Site, UnmergeOutput, get_hidden_states
+
+
+def describe_block(module: Any, name: str, kind: str, run: str) -> Block:
+    """A `BasicTransformerBlock` as a `Block`."""
+    sites = [SiteSpec("attn1", frozenset({"attn"}), lambda site: around(module.attn1, site), _refuse_mask)]
+    if module.attn2 is not None:
+        sites.append(
+            SiteSpec("attn2", frozenset({"cross_attn"}), lambda site: around(module.attn2, site), has_image_masks)
+        )
+    sites.append(SiteSpec("ff", frozenset({"ff"}), lambda site: around(module.ff, site)))
+    return Block(
+        name=name,
+        module=module,
+        kind=kind,
+        run=run,
+        width=module.attn1.query_dim,
+        sites=tuple(sites),
+        normalize=normalize,
+        chunks_feed_forward=_diffusers.chunks_tokens(module),
+    )
+
+
+def around(module: nn.Module, site: Site) -> list[tuple[nn.Module, Hook]]:
+    """Merge before `module`, unmerge after it."""
+    return [(module, MergeInput(site)), (module, UnmergeOutput(site))]
+
+
+def has_image_masks(kwargs: Keywords) -> bool:
+    """IP-Adapter masks are laid over the grid of queries, which merging would take away."""
+    return kwargs.get("ip_adapter_masks") is not None
+
+
+def normalize(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+    """The block's tokens after its first norm."""
+    tokens = get_hidden_states(args, kwargs)
+    if module.norm_type == "ada_norm":
+        normalized = module.norm1(tokens, kwargs["timestep"])
+    elif module.norm_type == "ada_norm_zero":
+        normalized = module.norm1(tokens, kwargs["timestep"], kwargs.get("class_labels"), hidden_dtype=tokens.dtype)[0]
+    elif module.norm_type == "ada_norm_continuous":
+        normalized = module.norm1(tokens, kwargs["added_cond_kwargs"]["pooled_text_emb"])
+    elif module.norm_type == "ada_norm_single":
+        modulation = module.scale_shift_table[None] + kwargs["timestep"].reshape(tokens.shape[0], 6, -1)
+        shift, scale = modulation[:, 0:1], modulation[:, 1:2]
+        normalized = module.norm1(tokens) * (1 + scale) + shift
+    else:
+        normalized = module.norm1(tokens)
+    result: Tensor = normalized
+    return result
+
+
+def _refuse_mask(kwargs: Keywords) -> bool:
+    if kwargs.get("attention_mask") is not None:
+        raise ValueError(
+            "self-attention got an attention_mask over image tokens, which merging cannot follow: "
+            "leave attention_mask out, or merge without 'attn' among the sites."
+        )
+    return False

@@ -1,0 +1,150 @@
+"""FluxTransformer2DModel: Flux.1 dev and schnell, Fill and Control; of Kontext the image that is being made."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toma_diffusion.adapters import _diffusers
+from toma_diffusion.adapters.base import Adapter, Block, SiteSpec, argument
+from toma_diffusion.adapters.basic_block import around
+from toma_diffusion.core import Grid
+from toma_diffusion.hooks.sites import (
+    Arguments,
+    GatherPositions,
+    Hook,
+    Keywords,
+    MergeInput,
+    MergeOutput,
+    Site,
+    UnmergeOutput,
+    get_hidden_states,
+)
+from toma_diffusion.hooks.state import Call
+
+ROTARY = "image_rotary_emb"
+LEFT_WHOLE = 5
+"""The paper leaves the first 10 of 57 blocks alone, so that text and image blend: 5 joint and 5 single ones."""
+
+
+class FluxAdapter(Adapter):
+    """Joint blocks, then single blocks. A merged token takes its destination's RoPE row; text is never merged."""
+
+    supports = "FluxTransformer2DModel (Flux.1 dev, schnell, Fill, Control, Kontext)"
+
+    def __init__(self) -> None:
+        self._ids: weakref.ref[Tensor] | None = None
+        self._grid: Grid | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FluxAdapter:
+        return FluxAdapter()
+
+    def matches(self, model: nn.Module) -> bool:
+        """Whether `model` is a FluxTransformer2DModel."""
+        return _diffusers.is_instance(model, "FluxTransformer2DModel")
+
+    def defaults(self, model: Any) -> dict[str, Any]:
+        """The paper's: select in every step, leave the first joint and single blocks alone."""
+        joint, single = len(model.transformer_blocks), len(model.single_transformer_blocks)
+        skipped = [*range(min(LEFT_WHOLE, joint)), *range(joint, joint + min(LEFT_WHOLE, single))]
+        return {"select_every": 1, "reweigh_every": 1, "skip_blocks": tuple(skipped)}
+
+    def blocks(self, model: Any) -> list[Block]:
+        """Joint, then single."""
+        joint = [_describe_joint(block, index) for index, block in enumerate(model.transformer_blocks)]
+        single = [_describe_single(block, index) for index, block in enumerate(model.single_transformer_blocks)]
+        return joint + single
+
+    def read_call(self, model: Any, args: Arguments, kwargs: Keywords) -> Call:
+        """Latents come packed, so the grid is read from the position ids: once for a generation."""
+        sample = argument("hidden_states", 0, args, kwargs)
+        grid = self._read_grid(argument("img_ids", 4, args, kwargs), sample.shape[1])
+        controlled = any(
+            argument(name, index, args, kwargs) is not None
+            for name, index in (("controlnet_block_samples", 8), ("controlnet_single_block_samples", 9))
+        )
+        return Call(
+            sample=sample,
+            conditioning=argument("encoder_hidden_states", 1, args, kwargs),
+            grids={"joint": grid, "single": grid},
+            image_tokens=sample.shape[1],
+            joint=True,
+            block_by_block="a ControlNet adds its residuals after every block" if controlled else None,
+        )
+
+    def _read_grid(self, ids: Tensor, num_tokens: int) -> Grid:
+        if self._grid is None or self._ids is None or self._ids() is not ids:
+            self._grid = grid_from_ids(ids, num_tokens)
+            self._ids = weakref.ref(ids)
+        return self._grid
+
+
+def grid_from_ids(ids: Tensor, num_tokens: int) -> Grid:
+    """Rows and columns of the image being made. It comes first; reference images after it have another first id."""
+    ids = (ids[0] if ids.ndim == 3 else ids).cpu().long()
+    image = ids[ids[:, 0] == ids[0, 0], 1:3]
+    height, width = (int(side) + 1 for side in (image - image[0]).amax(dim=0))
+    expected = torch.cartesian_prod(torch.arange(height), torch.arange(width)).reshape(-1, 2) + image[0]
+    comes_first = bool((ids[: len(image), 0] == ids[0, 0]).all())
+    if len(ids) != num_tokens or not comes_first or not torch.equal(image, expected):
+        raise ValueError(
+            f"the {num_tokens} image tokens do not begin with one row-major grid (ids tell of {height}×{width}, "
+            f"{len(image)} tokens): this kind of input cannot be merged; use remove_toma for it."
+        )
+    return Grid(height, width)
+
+
+def _describe_joint(module: Any, index: int) -> Block:
+    def attention(site: Site) -> list[tuple[nn.Module, Hook]]:
+        # The attention returns image, text and, with an IP-Adapter, its share of the image.
+        return [(module.attn, MergeInput(site, ROTARY)), (module.attn, UnmergeOutput(site, streams=(0, 2)))]
+
+    return Block(
+        name=f"transformer_blocks.{index}",
+        module=module,
+        kind="joint",
+        run="transformer_blocks",
+        width=module.attn.query_dim,
+        sites=(
+            SiteSpec("attn", frozenset({"attn"}), attention),
+            SiteSpec("ff", frozenset({"ff"}), lambda site: around(module.ff, site)),
+        ),
+        normalize=_normalize_joint,
+        position_table=ROTARY,
+        stream=1,
+    )
+
+
+def _describe_single(module: Any, index: int) -> Block:
+    def between_norm_and_projection(site: Site) -> list[tuple[nn.Module, Hook]]:
+        # Attention and MLP run side by side between the norm and the output projection; gate and residual stay whole.
+        return [
+            (module.norm, MergeOutput(site)),
+            (module.attn, GatherPositions(site, ROTARY)),
+            (module.proj_out, UnmergeOutput(site)),
+        ]
+
+    return Block(
+        name=f"single_transformer_blocks.{index}",
+        module=module,
+        kind="single",
+        run="single_transformer_blocks",
+        width=module.attn.query_dim,
+        sites=(SiteSpec("norm…proj_out", frozenset({"attn", "ff"}), between_norm_and_projection),),
+        normalize=_normalize_single,
+        position_table=ROTARY,
+        stream=1,
+    )
+
+
+def _normalize_joint(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+    normalized: Tensor = module.norm1(get_hidden_states(args, kwargs), emb=argument("temb", 2, args, kwargs))[0]
+    return normalized
+
+
+def _normalize_single(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+    normalized: Tensor = module.norm(get_hidden_states(args, kwargs), emb=argument("temb", 2, args, kwargs))[0]
+    return normalized

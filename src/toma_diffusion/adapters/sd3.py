@@ -1,0 +1,63 @@
+"""SD3Transformer2DModel: Stable Diffusion 3 and 3.5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from toma_diffusion.adapters import _diffusers
+from toma_diffusion.adapters.base import Adapter, Block, SiteSpec, argument
+from toma_diffusion.adapters.basic_block import around
+from toma_diffusion.core import Grid
+from toma_diffusion.hooks.sites import Arguments, Keywords, get_hidden_states
+from toma_diffusion.hooks.state import Call
+
+
+class SD3Adapter(Adapter):
+    """One stack of joint blocks. Some have a second, image-only attention; the last returns no text."""
+
+    supports = "SD3Transformer2DModel (Stable Diffusion 3, 3.5)"
+
+    def matches(self, model: nn.Module) -> bool:
+        """Whether `model` is an SD3Transformer2DModel."""
+        return _diffusers.is_instance(model, "SD3Transformer2DModel")
+
+    def blocks(self, model: Any) -> list[Block]:
+        """The stack."""
+        return [_describe(block, index) for index, block in enumerate(model.transformer_blocks)]
+
+    def read_call(self, model: Any, args: Arguments, kwargs: Keywords) -> Call:
+        """A token is a patch of the latent."""
+        sample = argument("hidden_states", 0, args, kwargs)
+        height, width = (side // model.config.patch_size for side in sample.shape[-2:])
+        controlled = argument("block_controlnet_hidden_states", 4, args, kwargs) is not None
+        return Call(
+            sample=sample,
+            conditioning=argument("encoder_hidden_states", 1, args, kwargs),
+            grids={"joint": Grid(height, width)},
+            block_by_block="a ControlNet adds its residuals after every block" if controlled else None,
+        )
+
+
+def _describe(module: Any, index: int) -> Block:
+    sites = [SiteSpec("attn", frozenset({"attn"}), lambda site: around(module.attn, site))]
+    if module.use_dual_attention:
+        sites.append(SiteSpec("attn2", frozenset({"attn"}), lambda site: around(module.attn2, site)))
+    sites.append(SiteSpec("ff", frozenset({"ff"}), lambda site: around(module.ff, site)))
+    return Block(
+        name=f"transformer_blocks.{index}",
+        module=module,
+        kind="joint",
+        run="transformer_blocks",
+        width=module.attn.query_dim,
+        sites=tuple(sites),
+        normalize=_normalize,
+        stream=1,
+        chunks_feed_forward=_diffusers.chunks_tokens(module),
+    )
+
+
+def _normalize(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+    normalized: Tensor = module.norm1(get_hidden_states(args, kwargs), emb=argument("temb", 2, args, kwargs))[0]
+    return normalized

@@ -1,0 +1,60 @@
+"""UNet2DConditionModel: Stable Diffusion 1.x and 2.x, SDXL base, refiner and turbo, their inpainting models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from toma_diffusion.adapters import _diffusers
+from toma_diffusion.adapters.base import Adapter, Block, argument
+from toma_diffusion.adapters.basic_block import describe_block, has_image_masks
+from toma_diffusion.core import Grid
+from toma_diffusion.hooks.sites import Arguments, Keywords
+from toma_diffusion.hooks.state import Call
+
+
+class UNetAdapter(Adapter):
+    """Every `Transformer2DModel` of the UNet is a run; those of one level are of one kind."""
+
+    supports = "UNet2DConditionModel (Stable Diffusion 1.x, 2.x, SDXL)"
+
+    def matches(self, model: nn.Module) -> bool:
+        """Whether `model` is a UNet2DConditionModel."""
+        return _diffusers.is_instance(model, "UNet2DConditionModel")
+
+    def blocks(self, model: Any) -> list[Block]:
+        """All BasicTransformerBlocks: down, middle, up."""
+        levels = len(model.down_blocks)
+        places = [(f"down_blocks.{index}", block, index) for index, block in enumerate(model.down_blocks)]
+        places.append(("mid_block", model.mid_block, levels if model.down_blocks[-1].downsamplers else levels - 1))
+        places += [(f"up_blocks.{index}", block, levels - 1 - index) for index, block in enumerate(model.up_blocks)]
+        return [
+            describe_block(
+                block,
+                name=f"{place}.attentions.{index}.transformer_blocks.{number}",
+                kind=f"level {level}",
+                run=f"{place}.attentions.{index}",
+            )
+            for place, parent, level in places
+            for index, transformer in enumerate(getattr(parent, "attentions", None) or ())
+            for number, block in enumerate(getattr(transformer, "transformer_blocks", ()))
+        ]
+
+    def read_call(self, model: Any, args: Arguments, kwargs: Keywords) -> Call:
+        """The grid halves from level to level, rounded as the downsampling convolution does it."""
+        sample = argument("sample", 0, args, kwargs)
+        height, width = sample.shape[-2:]
+        grids = {"level 0": Grid(height, width)}
+        rounding_up = 1 if model.config.downsample_padding else 0
+        for level, block in enumerate(model.down_blocks, start=1):
+            if block.downsamplers:
+                height, width = (height + rounding_up) // 2, (width + rounding_up) // 2
+            grids[f"level {level}"] = Grid(height, width)
+        masked = has_image_masks(kwargs.get("cross_attention_kwargs") or {})
+        return Call(
+            sample=sample,
+            conditioning=argument("encoder_hidden_states", 2, args, kwargs),
+            grids=grids,
+            blocks_left_alone="IP-Adapter masks are laid over whole grids" if masked else None,
+        )

@@ -1,0 +1,220 @@
+"""The public calls: put token merging into a pipeline or model, switch it, take it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any
+
+from torch import nn
+
+from toma_diffusion.adapters import Adapter, Block, _diffusers, find_adapter, supported
+from toma_diffusion.config import SITES, ToMAConfig
+from toma_diffusion.hooks.clock import StepClock
+from toma_diffusion.hooks.handle import RootHook, ToMAHandle, find_root, install
+from toma_diffusion.hooks.sites import EnterBlock, Hook, LeaveBlock, Run, Site
+from toma_diffusion.hooks.state import MergeState
+from toma_diffusion.hooks.summary import BlockRecord
+
+DENOISERS = ("unet", "transformer")
+"""Where diffusers pipelines keep their denoiser."""
+
+
+def apply_toma(pipe_or_model: Any, config_or_preset: ToMAConfig | str | None = None, **overrides: Any) -> ToMAHandle:
+    """Merge tokens in a diffusers pipeline, or in its denoiser alone.
+
+    Args:
+        pipe_or_model: a pipeline with a supported `unet` or `transformer`, or that model itself. Give the pipeline
+            where you can: it tells where a generation begins and how many steps it has.
+        config_or_preset: a `ToMAConfig`, taken as it stands; or the name of a preset; or nothing. With a preset or
+            nothing, what the model family wants otherwise is filled in (Flux: the paper's schedule, and its first 5
+            joint and 5 single blocks left alone).
+        overrides: single fields of `ToMAConfig` to replace.
+
+    Returns:
+        A handle to switch merging off and on, to see what is merged, and to remove it.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from diffusers import UNet2DConditionModel
+    >>> from toma_diffusion import apply_toma
+    >>> unet = UNet2DConditionModel(
+    ...     sample_size=16,
+    ...     block_out_channels=(32, 64),
+    ...     down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+    ...     up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+    ...     layers_per_block=1,
+    ...     norm_num_groups=8,
+    ...     cross_attention_dim=32,
+    ... )
+    >>> handle = apply_toma(unet, ratio=0.5, num_regions=4)
+    >>> _ = unet(torch.randn(1, 4, 16, 16), 10, torch.randn(1, 7, 32))
+    >>> [(kind.kind, kind.tokens_before, kind.tokens_after) for kind in handle.summary().kinds]
+    [('level 0', 256, 128), ('level 1', 64, 32)]
+    >>> handle.remove()
+    ```
+    """
+    model = find_denoiser(pipe_or_model)
+    if find_root(model) is not None:
+        raise RuntimeError(f"tokens are merged in this {type(model).__name__} already: call remove_toma first.")
+    adapter = find_adapter(model)
+    if adapter is None:
+        raise ValueError(f"{type(model).__name__} is not supported. Supported are: {supported()}.")
+    config = _resolve(config_or_preset, overrides, adapter.defaults(model))
+    pipeline = pipe_or_model if not isinstance(pipe_or_model, nn.Module) else None
+    return _build(model, adapter, config, pipeline)
+
+
+def remove_toma(pipe_or_model: Any) -> None:
+    """Take token merging out of a pipeline or model: it is then what it was before, bit for bit."""
+    model = find_denoiser(pipe_or_model)
+    if find_root(model) is None:
+        raise RuntimeError(f"no tokens are merged in this {type(model).__name__}: there is nothing to remove.")
+    ToMAHandle(model).remove()
+
+
+@contextmanager
+def toma_enabled(pipe_or_model: Any, enabled: bool = True) -> Iterator[ToMAHandle]:
+    """Switch token merging on, or with `enabled=False` off, for the time of a `with` block."""
+    handle = ToMAHandle(find_denoiser(pipe_or_model))
+    before = handle.enabled
+    handle.enabled = enabled
+    try:
+        yield handle
+    finally:
+        handle.enabled = before
+
+
+def find_denoiser(pipe_or_model: Any) -> nn.Module:
+    """The model in which tokens are merged."""
+    if isinstance(pipe_or_model, nn.Module):
+        return _diffusers.unwrap_compiled(pipe_or_model)
+    for name in DENOISERS:
+        model = getattr(pipe_or_model, name, None)
+        if isinstance(model, nn.Module):
+            return _diffusers.unwrap_compiled(model)
+    raise ValueError(
+        f"{type(pipe_or_model).__name__} is neither a model nor a pipeline with a {' or a '.join(DENOISERS)}. "
+        f"Supported are: {supported()}."
+    )
+
+
+def _resolve(given: ToMAConfig | str | None, overrides: dict[str, Any], defaults: dict[str, Any]) -> ToMAConfig:
+    if isinstance(given, ToMAConfig):
+        return ToMAConfig.from_dict(given.to_dict() | overrides)
+    if given is None:
+        return ToMAConfig.from_dict(defaults | overrides)
+    if isinstance(given, str):
+        return ToMAConfig.from_preset(given, **(defaults | overrides))
+    raise ValueError(f"{given!r} is not a configuration: give a ToMAConfig, the name of a preset, or nothing.")
+
+
+def _build(model: nn.Module, adapter: Adapter, config: ToMAConfig, pipeline: Any) -> ToMAHandle:
+    if config.window != (0.0, 1.0) and pipeline is None:
+        raise ValueError(
+            f"window={config.window} needs the number of steps, which only a pipeline knows: "
+            "apply to the pipeline, or use window=(0.0, 1.0)."
+        )
+    if config.scope != "module" and config.sites != SITES:
+        raise ValueError(
+            f"sites={config.sites} counts only in scope 'module'; scope={config.scope!r} merges whole blocks. "
+            "Leave one of the two out."
+        )
+    blocks = adapter.blocks(model)
+    reasons = _reasons_to_leave_alone(model, blocks, config)
+    state = MergeState(config, StepClock(pipeline))
+    put = _module_sites if config.scope == "module" else _block_sites
+    hooks, records = put(blocks, reasons, state)
+    merged = [record for record in records if record.left_alone is None]
+    if not merged:
+        told = "; ".join(sorted({record.left_alone for record in records if record.left_alone})) or "it has no blocks"
+        raise ValueError(
+            f"nothing would be merged in this {type(model).__name__} ({len(blocks)} transformer blocks: {told}). "
+            f"Change the settings, or use one of: {supported()}."
+        )
+    state.kinds = frozenset(record.kind for record in merged)
+    last = blocks[-1].name
+    merges_last_block = config.scope != "module" and any(record.name == last for record in merged)
+    check = _refuse_new_cache if merges_last_block else _accept
+    return install(model, RootHook(state, adapter.read_call, check, records), hooks)
+
+
+def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: ToMAConfig) -> dict[int, str]:
+    """By the blocks' indices."""
+    beyond = [index for index in config.skip_blocks if index >= len(blocks)]
+    if beyond:
+        raise ValueError(
+            f"skip_blocks={config.skip_blocks} names block {beyond[0]}, but this {type(model).__name__} has "
+            f"{len(blocks)} transformer blocks, 0 to {len(blocks) - 1}."
+        )
+    reasons = dict.fromkeys(config.skip_blocks, "in skip_blocks")
+    if config.scope != "module" and _diffusers.has_block_cache(model):
+        # The cache compares the first block's output with the last one's: both must have the same, whole length.
+        for index in (0, len(blocks) - 1):
+            reasons.setdefault(index, "a block cache needs the first and the last block whole")
+    return reasons
+
+
+def _module_sites(
+    blocks: list[Block], reasons: dict[int, str], state: MergeState
+) -> tuple[list[tuple[nn.Module, Hook]], list[BlockRecord]]:
+    hooks: list[tuple[nn.Module, Hook]] = []
+    records = []
+    led: set[str] = set()
+    for index, block in enumerate(blocks):
+        specs = [spec for spec in block.sites if spec.roles & set(state.config.sites)]
+        reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(state.config.sites)}")
+        if reason is None and block.chunks_feed_forward and any("ff" in spec.roles for spec in specs):
+            raise ValueError(
+                f"{block.name} feeds its feed-forward layer pieces of the sequence (set_chunk_feed_forward, dim=1), "
+                "which cannot be merged: switch that off, or leave 'ff' out of the sites."
+            )
+        for spec in specs if reason is None else ():
+            site = Site(state, block.kind, leads=block.kind not in led, leave_alone=spec.leave_alone)
+            led.add(block.kind)
+            hooks += spec.hooks(site)
+        names = tuple(f"{block.name}.{spec.name}" for spec in specs) if reason is None else ()
+        records.append(BlockRecord(block.name, block.kind, block.width, names, reason))
+    return hooks, records
+
+
+def _block_sites(
+    blocks: list[Block], reasons: dict[int, str], state: MergeState
+) -> tuple[list[tuple[nn.Module, Hook]], list[BlockRecord]]:
+    hooks: list[tuple[nn.Module, Hook]] = []
+    led: set[str] = set()
+    indexed = list(enumerate(blocks))
+    # Consecutive blocks of one run that are all merged stay merged together; in `block` scope each is its own run.
+    for (left_alone, _), group in groupby(
+        indexed, key=lambda item: (item[0] in reasons, item[1].run if state.config.scope == "stage" else item[0])
+    ):
+        members = [block for _, block in group]
+        if left_alone:
+            continue
+        run = Run()
+        for block in members:
+            site = Site(state, block.kind, leads=block.kind not in led)
+            led.add(block.kind)
+            first, last = block is members[0], block is members[-1]
+            enter = EnterBlock(site, run, first, block.normalize, block.position_table)
+            hooks += [(block.module, enter), (block.module, LeaveBlock(site, run, last, block.stream))]
+    records = [
+        BlockRecord(block.name, block.kind, block.width, () if index in reasons else (block.name,), reasons.get(index))
+        for index, block in indexed
+    ]
+    return hooks, records
+
+
+def _refuse_new_cache(model: nn.Module) -> None:
+    if _diffusers.has_block_cache(model):
+        raise RuntimeError(
+            "a block cache was enabled after apply_toma, and in scopes 'block' and 'stage' it needs the last block "
+            "whole: call remove_toma, then apply_toma again with the cache on."
+        )
+
+
+def _accept(model: nn.Module) -> None:
+    """Nothing to check."""

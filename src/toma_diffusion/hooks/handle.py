@@ -1,0 +1,117 @@
+"""Putting hooks into a model and taking them out again; the handle a user holds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from toma_diffusion.hooks.sites import Arguments, Hook, Keywords
+from toma_diffusion.hooks.state import Call, MergeState
+from toma_diffusion.hooks.summary import BlockRecord, Summary, summarize
+
+
+@dataclass(eq=False)
+class RootHook(Hook):
+    """Before every call of the denoiser: reads the call and sets the state. Never part of a compiled graph."""
+
+    state: MergeState
+    read_call: Callable[[nn.Module, Arguments, Keywords], Call]
+    check: Callable[[nn.Module], None]
+    """Raises if the model has been changed since in a way that does not go with merging."""
+    records: list[BlockRecord] = field(default_factory=list)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
+        """Forward pre-hook of the denoiser."""
+        if self.state.enabled:
+            self.check(module)
+        self.state.begin_call(self.read_call(module, args, kwargs))
+
+
+class ToMAHandle:
+    """Token merging on one denoiser: switch it, inspect it, remove it. Also a context manager that removes at the end.
+
+    All of its state lives in the model's hooks, so that a handle holds nothing but the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    @property
+    def enabled(self) -> bool:
+        """Whether tokens are merged. Switching it off gives the original model's output bit for bit, cheaply."""
+        return self._root().state.enabled
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        state = self._root().state
+        if value and not state.enabled:
+            state.reset()
+        state.enabled = bool(value)
+
+    def reset(self) -> None:
+        """Forget all choices: the next call of the denoiser begins a new generation. Rarely needed with a pipeline."""
+        self._root().state.reset()
+
+    def remove(self) -> None:
+        """Take all hooks out. The model is what it was before, bit for bit."""
+        self._root()
+        for module in self.model.modules():
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                for key in [key for key, hook in hooks.items() if isinstance(hook, Hook)]:
+                    del hooks[key]
+                    module._forward_pre_hooks_with_kwargs.pop(key, None)
+                    module._forward_hooks_with_kwargs.pop(key, None)
+        forget_compiled_code()
+
+    def summary(self) -> Summary:
+        """What is merged, on which grids, how much it saves, and what is left alone and why. Print it."""
+        root = self._root()
+        return summarize(root.state, root.records)
+
+    def __enter__(self) -> ToMAHandle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if find_root(self.model) is not None:
+            self.remove()
+
+    def __repr__(self) -> str:
+        root = find_root(self.model)
+        what = "removed" if root is None else f"ratio={root.state.config.ratio:g}, enabled={root.state.enabled}"
+        return f"ToMAHandle({type(self.model).__name__}, {what})"
+
+    def _root(self) -> RootHook:
+        root = find_root(self.model)
+        if root is None:
+            raise RuntimeError("token merging was removed from this model: call apply_toma again for a new handle.")
+        return root
+
+
+def install(model: nn.Module, root: RootHook, hooks: list[tuple[nn.Module, Hook]]) -> ToMAHandle:
+    """Register the hooks on the model and its modules."""
+    for module, hook in [(model, root), *hooks]:
+        if hook.before:
+            module.register_forward_pre_hook(hook, with_kwargs=True)  # type: ignore[arg-type]
+        else:
+            module.register_forward_hook(hook, with_kwargs=True)  # type: ignore[arg-type]
+    forget_compiled_code()
+    return ToMAHandle(model)
+
+
+def find_root(model: nn.Module) -> RootHook | None:
+    """The root hook of `model`, if tokens are merged in it."""
+    return next((hook for hook in model._forward_pre_hooks.values() if isinstance(hook, RootHook)), None)
+
+
+def forget_compiled_code() -> None:
+    """Code compiled earlier would go on without the hooks, or with them: torch does not look at hooks again."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()

@@ -1,0 +1,244 @@
+"""Merge sites: the forward hooks that put fewer tokens through a module, a block or a run of blocks.
+
+They are plain `torch.nn.Module` hooks, so they compose with whatever else wraps a module's forward (LoRA, offloading,
+caches, IP-Adapter, compilation). Each is an object, so that copying a model copies its hooks and their shared state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toma_diffusion.core import MergePlan
+from toma_diffusion.hooks.state import MergeState
+
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
+
+
+class Hook:
+    """Marks the hooks of this package, so that they can be found and removed."""
+
+    before = True
+    """Whether it runs before the module (a forward pre-hook) or after it (a forward hook)."""
+
+
+@dataclass(eq=False)
+class Site:
+    """One place of merging: which plan it uses, and whether it renews it."""
+
+    state: MergeState
+    kind: str
+    """Sites of one kind share a plan."""
+    leads: bool = False
+    """Whether this is the first site of its kind in a step, whose tokens the plan is made from."""
+    leave_alone: Callable[[Keywords], bool] = field(default=lambda keywords: False)
+    """Whether a call with these keyword arguments must not be merged."""
+
+    def plan(self, keywords: Keywords) -> MergePlan | None:
+        """The plan to use in this call, or None to leave the module alone."""
+        if self.state.action is None or self.leave_alone(keywords):
+            return None
+        plan = self.state.current[self.kind]
+        return None if plan.is_identity else plan
+
+    def update(self, plan: MergePlan, tokens: Callable[[], Tensor]) -> None:
+        """Renew the plan if this site leads and the schedule asks for it."""
+        action = self.state.action
+        if self.leads and action is not None and plan.wants(action):
+            plan.update(tokens(), action)
+
+    def image_start(self, length: int, plan: MergePlan, merged: bool = False) -> int:
+        """Where the image begins in a sequence that ends with it: text may come before it."""
+        image_tokens = self.state.image_tokens or plan.grid.num_tokens
+        return length - image_tokens + (plan.grid.num_tokens - plan.num_destinations if merged else 0)
+
+    def image(self, plan: MergePlan, tokens: Tensor) -> Tensor:
+        """The part of the sequence that is the image grid."""
+        start = self.image_start(tokens.shape[1], plan)
+        return tokens.narrow(1, start, plan.grid.num_tokens)
+
+    def merge(self, plan: MergePlan, tokens: Tensor) -> Tensor:
+        """Merge the image grid in a sequence [text, image, references]; the rest stays."""
+        start = self.image_start(tokens.shape[1], plan)
+        return _replace(tokens, 1, start, plan.grid.num_tokens, plan.merge)
+
+    def unmerge(self, plan: MergePlan, tokens: Tensor) -> Tensor:
+        """The inverse of `merge` on sequences."""
+        start = self.image_start(tokens.shape[1], plan, merged=True)
+        return _replace(tokens, 1, start, plan.num_destinations, plan.unmerge)
+
+    def gather(self, plan: MergePlan, tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Position tables with the image grid's rows reduced to those of the destinations."""
+        start = self.image_start(tables[0].shape[0], plan)
+        return tuple(_replace(table, 0, start, plan.grid.num_tokens, plan.gather) for table in tables)
+
+
+@dataclass(eq=False)
+class MergeInput(Hook):
+    """Forward pre-hook: the module sees merged `hidden_states`, and the destinations' rows of its position table."""
+
+    site: Site
+    position_table: str | None = None
+
+    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
+        """Merge before the module."""
+        plan = self.site.plan(kwargs)
+        if plan is None:
+            return None
+        tokens = get_hidden_states(args, kwargs)
+        self.site.update(plan, lambda: self.site.image(plan, tokens))
+        args, kwargs = set_hidden_states(args, kwargs, self.site.merge(plan, tokens))
+        return args, gather_positions(self.site, plan, self.position_table, kwargs)
+
+
+@dataclass(eq=False)
+class GatherPositions(Hook):
+    """Forward pre-hook of a module whose input is merged already: only its position table is still whole."""
+
+    site: Site
+    position_table: str
+
+    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
+        """Replace the position table before the module."""
+        plan = self.site.plan(kwargs)
+        return None if plan is None else (args, gather_positions(self.site, plan, self.position_table, kwargs))
+
+
+@dataclass(eq=False)
+class MergeOutput(Hook):
+    """Forward hook: what the module returns (or the first of what it returns) is merged."""
+
+    before = False
+
+    site: Site
+
+    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
+        """Merge after the module."""
+        plan = self.site.plan(kwargs)
+        if plan is None:
+            return output
+        tokens = output[0] if isinstance(output, tuple) else output
+        self.site.update(plan, lambda: self.site.image(plan, tokens))
+        merged = self.site.merge(plan, tokens)
+        return (merged, *output[1:]) if isinstance(output, tuple) else merged
+
+
+@dataclass(eq=False)
+class UnmergeOutput(Hook):
+    """Forward hook: the image streams of what the module returns get their full length back."""
+
+    before = False
+
+    site: Site
+    streams: tuple[int, ...] = (0,)
+    """Which of several outputs are image streams. Text never is."""
+
+    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
+        """Unmerge after the module."""
+        plan = self.site.plan(kwargs)
+        if plan is None:
+            return output
+        if isinstance(output, Tensor):
+            return self.site.unmerge(plan, output)
+        return type(output)(
+            self.site.unmerge(plan, item) if index in self.streams else item for index, item in enumerate(output)
+        )
+
+
+@dataclass(eq=False)
+class Run:
+    """Consecutive blocks that stay merged together; X and M X are kept while they run."""
+
+    whole: Tensor | None = None
+    merged: Tensor | None = None
+
+
+@dataclass(eq=False)
+class EnterBlock(Hook):
+    """Forward pre-hook of a block in a run: the first one merges, all take the destinations' positions."""
+
+    site: Site
+    run: Run
+    first: bool
+    normalize: Callable[[nn.Module, Arguments, Keywords], Tensor]
+    """The tokens that the block's first layer sees; destinations are chosen among them."""
+    position_table: str | None = None
+
+    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
+        """Merge before the block."""
+        plan = self.site.plan(kwargs)
+        if plan is None:
+            return None
+        if self.first or self.site.state.block_by_block:
+            self.site.update(plan, lambda: self.site.image(plan, self.normalize(module, args, kwargs)))
+            self.run.whole = get_hidden_states(args, kwargs)
+            self.run.merged = self.site.merge(plan, self.run.whole)
+            new_args, new_kwargs = set_hidden_states(args, kwargs, self.run.merged)
+        else:
+            new_args, new_kwargs = args, kwargs
+        return new_args, gather_positions(self.site, plan, self.position_table, new_kwargs)
+
+
+@dataclass(eq=False)
+class LeaveBlock(Hook):
+    """Forward hook of a block in a run: the last one returns X + U(blocks(M X) − M X).
+
+    Unmerging the change, not the result, keeps the full detail of whatever the blocks leave alone.
+    """
+
+    before = False
+
+    site: Site
+    run: Run
+    last: bool
+    stream: int | None = None
+    """Which of several outputs is the image stream; None if the output is a single tensor."""
+
+    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
+        """Unmerge after the block."""
+        plan = self.site.plan(kwargs)
+        if plan is None or not (self.last or self.site.state.block_by_block):
+            return output
+        whole, merged = self.run.whole, self.run.merged
+        if whole is None or merged is None:
+            raise RuntimeError("the first block of this run was skipped, so its tokens were never merged.")
+        self.run.whole = self.run.merged = None
+        result = output if self.stream is None else output[self.stream]
+        result = whole + self.site.unmerge(plan, result - merged)
+        if self.stream is None:
+            return result
+        return tuple(result if index == self.stream else item for index, item in enumerate(output))
+
+
+def get_hidden_states(args: Arguments, kwargs: Keywords) -> Tensor:
+    """The tokens, passed by name or first."""
+    tokens: Tensor = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+    return tokens
+
+
+def set_hidden_states(args: Arguments, kwargs: Keywords, tokens: Tensor) -> tuple[Arguments, Keywords]:
+    """The same arguments with other tokens."""
+    if "hidden_states" in kwargs:
+        return args, {**kwargs, "hidden_states": tokens}
+    return (tokens, *args[1:]), kwargs
+
+
+def gather_positions(site: Site, plan: MergePlan, position_table: str | None, kwargs: Keywords) -> Keywords:
+    """The same keyword arguments with the position table, if there is one, reduced to the destinations' rows."""
+    if position_table is None or kwargs.get(position_table) is None:
+        return kwargs
+    return {**kwargs, position_table: site.gather(plan, kwargs[position_table])}
+
+
+def _replace(tensor: Tensor, dim: int, start: int, length: int, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """`change` a part of `tensor` along `dim` and leave the rest."""
+    end = start + length
+    if start == 0 and end == tensor.shape[dim]:
+        return change(tensor)
+    before, part = tensor.narrow(dim, 0, start), tensor.narrow(dim, start, length)
+    return torch.cat([before, change(part), tensor.narrow(dim, end, tensor.shape[dim] - end)], dim=dim)

@@ -1,0 +1,104 @@
+"""What all hooks of one denoiser share: the settings, the plans, and what to do in the call under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from toma_diffusion.config import ToMAConfig
+from toma_diffusion.core import Action, Grid, MergePlan, Schedule
+from toma_diffusion.hooks.clock import StepClock
+
+
+@dataclass(frozen=True)
+class Call:
+    """What an adapter reads off one call of the denoiser."""
+
+    sample: Tensor
+    """The noisy input; its identity marks the step."""
+    conditioning: Tensor | None
+    """The text; its identity marks the pass."""
+    grids: dict[str, Grid]
+    """The image grid of every kind of block."""
+    image_tokens: int | None = None
+    """Length of the image stream where it is longer than the grid (reference images come after it)."""
+    joint: bool = False
+    """Whether one position table serves the whole batch, so that its samples must share their destinations."""
+    block_by_block: str | None = None
+    """Why no run of blocks may stay merged in this call, if so."""
+    blocks_left_alone: str | None = None
+    """Why whole blocks may not be merged in this call, if so; in `module` scope every site decides for itself."""
+
+
+PlanKey = tuple[str, int, Grid, int, torch.dtype, torch.device, bool]
+
+
+@dataclass
+class MergeState:
+    """Mutable, one per denoiser. Compiled code reads `action`, `current` and `block_by_block`, and nothing else."""
+
+    config: ToMAConfig
+    clock: StepClock
+    kinds: frozenset[str] = frozenset()
+    """The kinds of block that have a site."""
+    enabled: bool = True
+    action: Action | None = None
+    """What plans do in this call; None leaves all layers alone."""
+    current: dict[str, MergePlan] = field(default_factory=dict)
+    """The plan of every kind of block in this call."""
+    block_by_block: bool = False
+    """Whether runs of blocks are merged and unmerged at every block in this call."""
+    image_tokens: int | None = None
+    notes: set[str] = field(default_factory=set)
+    """What calls had to do otherwise than configured, for `summary()`."""
+
+    def __post_init__(self) -> None:
+        self.schedule = Schedule.from_config(self.config)
+        self._plans: dict[PlanKey, MergePlan] = {}
+        self._used: set[PlanKey] = set()
+
+    def begin_call(self, call: Call) -> None:
+        """Set everything up for one call of the denoiser. Runs outside compiled code and waits for no device."""
+        tick = self.clock.tick(call.sample, call.conditioning)
+        self.action = self.schedule.action(tick.step, tick.num_steps) if self.enabled else None
+        self.image_tokens = call.image_tokens
+        self.block_by_block = self.config.scope == "stage" and call.block_by_block is not None
+        if self.block_by_block:
+            self.notes.add(f"stages were merged block by block: {call.block_by_block}")
+        if self.config.scope != "module" and call.blocks_left_alone is not None:
+            self.notes.add(f"nothing was merged: {call.blocks_left_alone}")
+            self.action = None
+        if tick.step == 0 and tick.ordinal == 0:
+            # Only the plans of the last generation are kept: those of sizes no longer in use are freed.
+            self._plans = {key: self._plans[key] for key in self._used}
+            self._used.clear()
+        if self.action is not None:
+            self.current = {
+                kind: self._plan(kind, grid, call, tick.ordinal)
+                for kind, grid in call.grids.items()
+                if kind in self.kinds
+            }
+
+    def reset(self) -> None:
+        """Forget all plans and the step; the next call begins a new generation."""
+        self.clock.reset()
+        self._plans.clear()
+        self._used.clear()
+
+    def _plan(self, kind: str, grid: Grid, call: Call, ordinal: int) -> MergePlan:
+        sample = call.sample
+        key = (kind, ordinal, grid, sample.shape[0], sample.dtype, sample.device, call.joint)
+        self._used.add(key)
+        if key not in self._plans:
+            with torch.inference_mode(False):  # a buffer made in inference mode could not be updated outside it
+                self._plans[key] = MergePlan(
+                    grid,
+                    self.config,
+                    batch_size=sample.shape[0],
+                    dtype=sample.dtype,
+                    device=sample.device,
+                    joint=call.joint,
+                )
+        return self._plans[key]
