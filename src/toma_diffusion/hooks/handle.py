@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from types import TracebackType
 
 import torch
@@ -13,6 +14,9 @@ from torch import nn
 from toma_diffusion.hooks.sites import Arguments, Hook, Keywords
 from toma_diffusion.hooks.state import Call, MergeState
 from toma_diffusion.hooks.summary import BlockRecord, Summary, summarize
+
+GRAPHS_PER_BLOCK_CLASS = 64
+"""How many variants torch.compile may make of one block's code."""
 
 
 @dataclass(eq=False)
@@ -25,7 +29,6 @@ class RootHook(Hook):
     """Raises if the model has been changed since in a way that does not go with merging."""
     records: list[BlockRecord] = field(default_factory=list)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         """Forward pre-hook of the denoiser."""
         if self.state.enabled:
@@ -97,6 +100,7 @@ class ToMAHandle:
 
 def install(model: nn.Module, root: RootHook, hooks: list[tuple[nn.Module, Hook]]) -> ToMAHandle:
     """Register the hooks on the model and its modules."""
+    _prepare_compiler()
     for module, hook in [(model, root), *hooks]:
         if hook.before:
             module.register_forward_pre_hook(hook, with_kwargs=True)  # type: ignore[arg-type]
@@ -104,6 +108,20 @@ def install(model: nn.Module, root: RootHook, hooks: list[tuple[nn.Module, Hook]
             module.register_forward_hook(hook, with_kwargs=True)  # type: ignore[arg-type]
     forget_compiled_code()
     return ToMAHandle(model)
+
+
+@cache
+def _prepare_compiler() -> None:
+    """Keep the root hook out of graphs, and leave room for the graphs of the merged blocks.
+
+    Done at the first install, not at import: it imports torch's compiler and triton, which takes seconds.
+    """
+    import torch._dynamo
+
+    RootHook.__call__ = torch.compiler.disable(RootHook.__call__)  # type: ignore[method-assign]
+    # Compiled block by block, every kind of block needs up to three graphs for the first of its kind, one for the
+    # others, and one outside the window. Stable Diffusion 1.5 has four kinds; torch gives up at 8 graphs by default.
+    torch._dynamo.config.recompile_limit = max(GRAPHS_PER_BLOCK_CLASS, torch._dynamo.config.recompile_limit)
 
 
 def find_root(model: nn.Module) -> RootHook | None:

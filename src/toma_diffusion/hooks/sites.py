@@ -41,16 +41,15 @@ class Site:
 
     def plan(self, keywords: Keywords) -> MergePlan | None:
         """The plan to use in this call, or None to leave the module alone."""
-        if self.state.action is None or self.leave_alone(keywords):
+        if not self.state.active or self.leave_alone(keywords):
             return None
         plan = self.state.current[self.kind]
         return None if plan.is_identity else plan
 
     def update(self, plan: MergePlan, tokens: Callable[[], Tensor]) -> None:
         """Renew the plan if this site leads and the schedule asks for it."""
-        action = self.state.action
-        if self.leads and action is not None and plan.wants(action):
-            plan.update(tokens(), action)
+        if self.leads and plan.wants(self.state.action):
+            plan.update(tokens(), self.state.action)
 
     def image_start(self, length: int, plan: MergePlan, merged: bool = False) -> int:
         """Where the image begins in a sequence that ends with it: text may come before it."""

@@ -37,15 +37,20 @@ PlanKey = tuple[str, int, Grid, int, torch.dtype, torch.device, bool]
 
 @dataclass
 class MergeState:
-    """Mutable, one per denoiser. Compiled code reads `action`, `current` and `block_by_block`, and nothing else."""
+    """Mutable, one per denoiser, set before every call and only read by compiled code.
+
+    Sites that do not lead read `active`, not `action`: compiled block by block, they then need one graph and not three.
+    """
 
     config: ToMAConfig
     clock: StepClock
     kinds: frozenset[str] = frozenset()
     """The kinds of block that have a site."""
     enabled: bool = True
-    action: Action | None = None
-    """What plans do in this call; None leaves all layers alone."""
+    active: bool = False
+    """Whether anything is merged in this call."""
+    action: Action = Action.SELECT
+    """What plans do in this call."""
     current: dict[str, MergePlan] = field(default_factory=dict)
     """The plan of every kind of block in this call."""
     block_by_block: bool = False
@@ -62,19 +67,20 @@ class MergeState:
     def begin_call(self, call: Call) -> None:
         """Set everything up for one call of the denoiser. Runs outside compiled code and waits for no device."""
         tick = self.clock.tick(call.sample, call.conditioning)
-        self.action = self.schedule.action(tick.step, tick.num_steps) if self.enabled else None
+        action = self.schedule.action(tick.step, tick.num_steps) if self.enabled else None
+        self.active, self.action = action is not None, action or Action.REUSE
         self.image_tokens = call.image_tokens
         self.block_by_block = self.config.scope == "stage" and call.block_by_block is not None
         if self.block_by_block:
             self.notes.add(f"stages were merged block by block: {call.block_by_block}")
         if self.config.scope != "module" and call.blocks_left_alone is not None:
             self.notes.add(f"nothing was merged: {call.blocks_left_alone}")
-            self.action = None
+            self.active = False
         if tick.step == 0 and tick.ordinal == 0:
             # Only the plans of the last generation are kept: those of sizes no longer in use are freed.
             self._plans = {key: self._plans[key] for key in self._used}
             self._used.clear()
-        if self.action is not None:
+        if self.active:
             self.current = {
                 kind: self._plan(kind, grid, call, tick.ordinal)
                 for kind, grid in call.grids.items()
