@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test check format test-gpu bench clean
+.PHONY: demo test test-compat check format test-gpu bench clean
 
 demo: $(VENV)/installed-report ## what token merging keeps and loses, on a photograph
 	$(BIN)/toma explain --output demo/explain.png
@@ -23,6 +23,9 @@ format: $(VENV)/installed-dev ## put the code into the form that check asks for
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+test-compat: .venv-compat/installed ## the tests of the seam, with the oldest diffusers that pyproject.toml allows
+	.venv-compat/bin/python -m pytest --numprocesses 2 -m "not gpu" tests/adapters tests/hooks
+
 test-gpu: $(VENV)/installed-dev ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
@@ -30,10 +33,16 @@ bench: $(VENV)/installed-dev ## time the operators on this machine, into benchma
 	$(BIN)/python benchmarks/bench_plan.py --output benchmarks/results/local/plan.csv
 
 clean:
-	rm -rf $(VENV) demo dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-compat demo dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) ".[$*]"
+	@touch $@
+
+.venv-compat/installed: pyproject.toml constraints-compat.txt
+	$(PYTHON) -m venv .venv-compat
+	.venv-compat/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-compat.txt \
+		--editable . accelerate hypothesis peft pytest pytest-xdist transformers
 	@touch $@
 
 $(VENV)/bin/python:

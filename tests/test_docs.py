@@ -1,4 +1,4 @@
-"""Every example in the docstrings and in the README runs, and says what it says."""
+"""Every example in the docstrings, in the README and in docs/ runs, and says what it says."""
 
 import doctest
 import importlib
@@ -10,7 +10,13 @@ import pytest
 
 import toma_diffusion
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CODE = [
+    pytest.param(code, id=f"{page.name}-{index}")
+    for page in PAGES
+    for index, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+]
 MODULES = [
     name
     for _, name, _ in pkgutil.walk_packages(toma_diffusion.__path__, "toma_diffusion.")
@@ -39,10 +45,10 @@ def test_there_are_docstring_examples():
     assert len(examples()) >= 3
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-def test_readme_example(code):
-    exec(compile(code, "README.md", "exec"), {})
+@pytest.mark.parametrize("code", CODE)
+def test_page_example(code):
+    exec(compile(code, "page", "exec"), {})
 
 
-def test_readme_examples_are_found():
-    assert "```python" in README
+def test_page_examples_are_found():
+    assert len(CODE) >= 3

@@ -3,9 +3,9 @@
 Schedulers cannot be asked: some count only after their first step, some not at all, and reading a timestep would wait
 for the device. What can always be seen, without touching any value, is which tensors are passed, and their shapes:
 
-- A call is **another pass over the same step** (separate CFG passes, skip-layer guidance) if it gets the same sample
-  with a conditioning not seen in this step, or a sample of another shape. Anything else begins a new step, so that a
-  plain loop over a denoiser counts every call.
+- A call is **another pass over the same step** if it gets the same sample with a conditioning not seen in this step
+  (separate CFG passes) or, inside a pipeline, a sample of another shape (skip-layer guidance). Anything else begins a
+  new step, so that a plain loop over a denoiser counts every call.
 - A **new generation** begins when the pipeline's scheduler got new timesteps, or when all its steps are done. Without a
   pipeline it begins when the first pass comes with another conditioning.
 """
@@ -87,7 +87,7 @@ class StepClock:
         if not self._passes:
             return True
         first_sample, _, first_shape = self._passes[0]
-        if not first_sample.holds(sample) and tuple(sample.shape) == first_shape:
+        if not first_sample.holds(sample) and (tuple(sample.shape) == first_shape or not self.knows_number_of_steps):
             return True
         return any(known.holds(sample) and given.holds(conditioning) for known, given, _ in self._passes)
 

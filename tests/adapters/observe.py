@@ -1,0 +1,80 @@
+"""Ways to see what a model really does, from below its Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from toma_diffusion.hooks.handle import find_root
+from toma_diffusion.hooks.sites import Hook
+from toma_diffusion.hooks.state import MergeState
+
+
+class AttentionLengths(TorchFunctionMode):
+    """The (query, key) lengths of every call of scaled_dot_product_attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[tuple[int, int]] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is functional.scaled_dot_product_attention:
+            values = [*args, *(kwargs or {}).values()]
+            self.seen.append((values[0].shape[-2], values[1].shape[-2]))
+        return func(*args, **(kwargs or {}))
+
+
+class CountOperators(TorchDispatchMode):
+    """How often each of the package's operators runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "toma_diffusion":
+            self.calls[func._opname] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def attention_lengths(call) -> list[tuple[int, int]]:
+    with AttentionLengths() as lengths:
+        call()
+    return lengths.seen
+
+
+def our_hooks(model: nn.Module) -> list[Hook]:
+    return [
+        hook
+        for module in model.modules()
+        for hooks in (module._forward_pre_hooks, module._forward_hooks)
+        for hook in hooks.values()
+        if isinstance(hook, Hook)
+    ]
+
+
+def bookkeeping(model: nn.Module) -> list[dict]:
+    """All hook dictionaries of all modules."""
+    names = ("_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs")
+    return [dict(getattr(module, name)) for module in model.modules() for name in names]
+
+
+def state_of(model: nn.Module) -> MergeState:
+    return find_root(model).state
+
+
+def inputs_of(module: nn.Module, call) -> list[tuple[tuple, dict]]:
+    """The arguments with which `module` is really run, after all other pre-hooks."""
+    seen = []
+    handle = module.register_forward_pre_hook(lambda m, a, k: seen.append((a, k)), with_kwargs=True)
+    try:
+        with torch.no_grad():
+            call()
+    finally:
+        handle.remove()
+    return seen

@@ -1,0 +1,139 @@
+"""torch.compile: the whole denoiser in one graph per action, blocks in a bounded number, results equal eager."""
+
+import pytest
+import torch
+from observe import attention_lengths
+from tiny import FAMILIES, SCOPES, SETTINGS, sd3_transformer, sd15_unet
+from torch import nn
+
+from toma_diffusion import apply_toma, remove_toma
+
+BLOCKS = ("BasicTransformerBlock", "FluxTransformerBlock", "FluxSingleTransformerBlock", "JointTransformerBlock")
+SCHEDULE = {"select_every": 4, "reweigh_every": 2}
+BY_NAME = {family.name: family for family in FAMILIES}
+
+# Graphs of the denoiser compiled block by block in module scope: for every kind of block three for the first of its
+# kind (select, reweigh, reuse) and one for the others; SD3 has two more shapes of block. Outside the blocks' own code,
+# in scopes block and stage, the hooks are compiled on their own.
+GRAPHS_BY_BLOCK = {"sd15": 7, "sdxl": 4, "flux": 8, "sd3": 6, "pixart": 4}
+
+
+class Graphs:
+    """A backend that counts what it is given."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, graph, inputs):
+        self.count += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def compile_blocks(model: nn.Module, **options) -> None:
+    for module in model.modules():
+        if type(module).__name__ in BLOCKS:
+            module.compile(**options)
+
+
+def generate(family, model: nn.Module, seed: int, steps: int = 6) -> list[torch.Tensor]:
+    inputs = family.inputs(seed=seed)
+    name = "sample" if "sample" in inputs else "hidden_states"
+    with torch.no_grad():
+        return [model(**inputs | {name: inputs[name] + 0.01 * step}, return_dict=False)[0] for step in range(steps)]
+
+
+def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return all(torch.allclose(one, other, atol=1e-5) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+class TestGraphs:
+    def test_whole_denoiser_has_one_graph_per_action(self, family, scope):
+        graphs, model, eager = Graphs(), family.build(), family.build()
+        for each in (model, eager):
+            apply_toma(each, **SETTINGS, **SCHEDULE, scope=scope)
+        model.compile(fullgraph=True, backend=graphs)
+        assert same(generate(family, model, 0), generate(family, eager, 0))
+        assert graphs.count == 3
+        with torch.compiler.set_stance("fail_on_recompile"):
+            assert same(generate(family, model, 1), generate(family, eager, 1))
+
+    def test_blocks_have_a_bounded_number(self, family, scope):
+        graphs, model, eager = Graphs(), family.build(), family.build()
+        for each in (model, eager):
+            apply_toma(each, **SETTINGS, **SCHEDULE, scope=scope)
+        compile_blocks(model, fullgraph=True, backend=graphs)
+        assert same(generate(family, model, 0), generate(family, eager, 0))
+        assert graphs.count == GRAPHS_BY_BLOCK[family.name] if scope == "module" else graphs.count <= 16
+        with torch.compiler.set_stance("fail_on_recompile"):
+            assert same(generate(family, model, 1), generate(family, eager, 1))
+
+
+class TestLate:
+    """Hooks put in or taken out after a compiled call: torch would not look again by itself."""
+
+    def test_applying_after_the_first_compiled_call_takes_effect(self):
+        model, family = sd15_unet(), BY_NAME["sd15"]
+        compiled = torch.compile(model, backend="aot_eager")
+        whole = family.call(compiled)
+        apply_toma(compiled, **SETTINGS)
+        assert not torch.equal(family.call(compiled), whole)
+        remove_toma(compiled)
+        assert torch.allclose(family.call(compiled), whole, atol=1e-6)
+
+    def test_switching_off_and_on(self):
+        model, family = sd15_unet(), BY_NAME["sd15"]
+        whole = family.call(model)
+        handle = apply_toma(model, **SETTINGS)
+        model.compile(backend="aot_eager")
+        merged = family.call(model)
+        handle.enabled = False
+        assert torch.allclose(family.call(model), whole, atol=1e-6)
+        handle.enabled = True
+        assert torch.equal(family.call(model), merged)
+
+
+class TestMoreThanEightGraphs:
+    def test_sd35_by_block_with_changing_sizes(self):
+        """Three shapes of block, three actions and two sizes pass torch's default limit of 8; all must be compiled."""
+        graphs, model, eager, family = Graphs(), sd3_transformer(), sd3_transformer(), BY_NAME["sd3"]
+        for each in (model, eager):
+            apply_toma(each, **SETTINGS, **SCHEDULE)
+        compile_blocks(model, fullgraph=True, dynamic=False, backend=graphs)
+        for side in (16, 24):
+            inputs = {"height": side, "wide": side}
+            for _ in range(2):
+                assert torch.allclose(family.call(model, **inputs), family.call(eager, **inputs), atol=1e-5)
+        assert same(generate(family, model, 0), generate(family, eager, 0))
+        assert graphs.count > 8
+
+    def test_repeated_blocks_of_diffusers(self):
+        family = BY_NAME["flux"]
+        model, eager = family.build(), family.build()
+        for each in (model, eager):
+            apply_toma(each, **SETTINGS)
+        model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
+        assert same(generate(family, model, 0), generate(family, eager, 0))
+        assert attention_lengths(lambda: family.call(eager))[0] == (38, 38)
+
+
+def test_two_passes_share_the_graphs():
+    """The plans of the two passes are different objects of the same shape: no further graph."""
+    graphs, model, family = Graphs(), BY_NAME["flux"].build(), BY_NAME["flux"]
+    apply_toma(model, **SETTINGS, **SCHEDULE)
+    model.compile(fullgraph=True, backend=graphs)
+    prompts = [family.inputs(seed=seed) for seed in range(2)]
+    with torch.no_grad():
+        for _ in range(6):
+            latent = torch.randn_like(prompts[0]["hidden_states"])
+            for prompt in prompts:
+                model(**prompt | {"hidden_states": latent, "img_ids": prompts[0]["img_ids"]})
+    assert graphs.count == 3
