@@ -12,8 +12,8 @@ from torch import nn
 from toma_diffusion.adapters import Adapter, Block, _diffusers, find_adapter, supported
 from toma_diffusion.config import SITES, ToMAConfig
 from toma_diffusion.hooks.clock import StepClock
-from toma_diffusion.hooks.handle import RootHook, ToMAHandle, find_root, install
-from toma_diffusion.hooks.sites import EnterBlock, Hook, LeaveBlock, Run, Site
+from toma_diffusion.hooks.handle import Placement, RootHook, ToMAHandle, find_root, install
+from toma_diffusion.hooks.sites import EnterBlock, LeaveBlock, Run, Site
 from toma_diffusion.hooks.state import MergeState
 from toma_diffusion.hooks.summary import BlockRecord
 
@@ -26,7 +26,7 @@ def apply_toma(pipe_or_model: Any, config_or_preset: ToMAConfig | str | None = N
 
     Args:
         pipe_or_model: a pipeline with a supported `unet` or `transformer`, or that model itself. Give the pipeline
-            where you can: it tells where a generation begins and how many steps it has.
+            where you can: it tells where a generation begins and how many steps it has (`window` counts its steps).
         config_or_preset: a `ToMAConfig`, taken as it stands; or the name of a preset; or nothing. With a preset or
             nothing, what the model family wants otherwise is filled in (Flux: the paper's schedule, and its first 5
             joint and 5 single blocks left alone).
@@ -127,7 +127,7 @@ def _build(model: nn.Module, adapter: Adapter, config: ToMAConfig, pipeline: Any
     reasons = _reasons_to_leave_alone(model, blocks, config)
     state = MergeState(config, StepClock(pipeline))
     put = _module_sites if config.scope == "module" else _block_sites
-    hooks, records = put(blocks, reasons, state)
+    placements, records = put(blocks, reasons, state)
     merged = [record for record in records if record.left_alone is None]
     if not merged:
         told = "; ".join(sorted({record.left_alone for record in records if record.left_alone})) or "it has no blocks"
@@ -139,7 +139,7 @@ def _build(model: nn.Module, adapter: Adapter, config: ToMAConfig, pipeline: Any
     last = blocks[-1].name
     merges_last_block = config.scope != "module" and any(record.name == last for record in merged)
     check = _refuse_new_cache if merges_last_block else _accept
-    return install(model, RootHook(state, adapter.read_call, check, records), hooks)
+    return install(model, RootHook(state, adapter.read_call, check, records, placements))
 
 
 def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: ToMAConfig) -> dict[int, str]:
@@ -160,31 +160,32 @@ def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: ToMAC
 
 def _module_sites(
     blocks: list[Block], reasons: dict[int, str], state: MergeState
-) -> tuple[list[tuple[nn.Module, Hook]], list[BlockRecord]]:
-    hooks: list[tuple[nn.Module, Hook]] = []
+) -> tuple[list[Placement], list[BlockRecord]]:
+    placements: list[Placement] = []
     records = []
     led: set[str] = set()
     for index, block in enumerate(blocks):
         specs = [spec for spec in block.sites if spec.roles & set(state.config.sites)]
         reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(state.config.sites)}")
-        if reason is None and block.chunks_feed_forward and any("ff" in spec.roles for spec in specs):
+        chunk_dim = block.feed_forward_chunk_dim
+        if reason is None and chunk_dim is not None and any("ff" in spec.roles for spec in specs):
             raise ValueError(
-                f"{block.name} feeds its feed-forward layer pieces of the sequence (set_chunk_feed_forward, dim=1), "
-                "which cannot be merged: switch that off, or leave 'ff' out of the sites."
+                f"{block.name} feeds its feed-forward layer in pieces (set_chunk_feed_forward, dim={chunk_dim}), which "
+                "cannot be merged: switch that off, or leave 'ff' out of the sites."
             )
         for spec in specs if reason is None else ():
             site = Site(state, block.kind, leads=block.kind not in led, leave_alone=spec.leave_alone)
             led.add(block.kind)
-            hooks += spec.hooks(site)
+            placements += [Placement(block.module, name, hook) for name, hook in spec.hooks(site)]
         names = tuple(f"{block.name}.{spec.name}" for spec in specs) if reason is None else ()
         records.append(BlockRecord(block.name, block.kind, block.width, names, reason))
-    return hooks, records
+    return placements, records
 
 
 def _block_sites(
     blocks: list[Block], reasons: dict[int, str], state: MergeState
-) -> tuple[list[tuple[nn.Module, Hook]], list[BlockRecord]]:
-    hooks: list[tuple[nn.Module, Hook]] = []
+) -> tuple[list[Placement], list[BlockRecord]]:
+    placements: list[Placement] = []
     led: set[str] = set()
     indexed = list(enumerate(blocks))
     # Consecutive blocks of one run that are all merged stay merged together; in `block` scope each is its own run.
@@ -200,12 +201,13 @@ def _block_sites(
             led.add(block.kind)
             first, last = block is members[0], block is members[-1]
             enter = EnterBlock(site, run, first, block.normalize, block.position_table)
-            hooks += [(block.module, enter), (block.module, LeaveBlock(site, run, last, block.stream))]
+            leave = LeaveBlock(site, run, last, block.stream)
+            placements += [Placement(block.module, None, enter), Placement(block.module, None, leave)]
     records = [
         BlockRecord(block.name, block.kind, block.width, () if index in reasons else (block.name,), reasons.get(index))
         for index, block in indexed
     ]
-    return hooks, records
+    return placements, records
 
 
 def _refuse_new_cache(model: nn.Module) -> None:

@@ -84,16 +84,6 @@ class TestAnyPlan:
         assert (per_region == num_destinations(plan.regions.size, settings["ratio"])).all()
 
 
-@pytest.fixture
-def one_thread():
-    """BLAS splits a product over threads by its whole size, so that a larger batch may round differently."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 class TestBatch:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("region", REGIONS)

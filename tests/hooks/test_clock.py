@@ -60,13 +60,30 @@ class TestWithPipeline:
     def test_another_prompt_inside_a_generation_is_not(self):
         pipeline = self.pipeline(5)
         clock = StepClock(pipeline)
-        assert [clock.tick(latent(), latent()).step for _ in range(5)] == [0, 1, 2, 3, 4]
+        prompts = [latent() for _ in range(5)]
+        assert [clock.tick(latent(), prompt).step for prompt in prompts] == [0, 1, 2, 3, 4]
 
-    def test_more_calls_than_steps_are_a_new_generation(self):
+    def test_another_prompt_after_the_last_step_is(self):
         """Another pipeline that shares the model, with a scheduler of its own that is not seen."""
         pipeline = self.pipeline(3)
+        clock, first, second = StepClock(pipeline), latent(), latent()
+        assert [clock.tick(latent(), first).step for _ in range(4)] == [0, 1, 2, 3]
+        assert [clock.tick(latent(), second).step for _ in range(2)] == [0, 1]
+
+    def test_another_prompt_when_the_first_is_gone_is(self):
+        pipeline = self.pipeline(9)
         clock, prompt = StepClock(pipeline), latent()
-        assert [clock.tick(latent(), prompt).step for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+        assert [clock.tick(latent(), prompt).step for _ in range(2)] == [0, 1]
+        del prompt
+        assert clock.tick(latent(), latent()).step == 0
+
+    def test_a_batch_cut_in_half_goes_on(self):
+        """Guidance cut off: batch and prompts halve; the first such call passes for another pass, then steps go on."""
+        pipeline = self.pipeline(9)
+        clock, prompts = StepClock(pipeline), latent(2)
+        assert [clock.tick(latent(2), prompts).step for _ in range(3)] == [0, 1, 2]
+        prompts = latent(1)
+        assert [clock.tick(latent(1), prompts).step for _ in range(3)] == [2, 3, 4]
 
     def test_a_sample_of_another_shape_is_another_pass(self):
         """Skip-layer guidance calls the model once more, without the negative half of the batch."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+
+Compute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Tensor]
 
 
 def unwrap_compiled(model: nn.Module) -> nn.Module:
@@ -21,9 +25,34 @@ def is_instance(model: nn.Module, class_name: str) -> bool:
     return model_class is not None and isinstance(model, model_class)
 
 
-def chunks_tokens(block: nn.Module) -> bool:
-    """Whether `set_chunk_feed_forward(dim=1)` is on: the feed-forward layer then sees pieces of the sequence."""
-    return getattr(block, "_chunk_size", None) is not None and getattr(block, "_chunk_dim", 0) == 1
+def feed_forward_chunk_dim(block: nn.Module) -> int | None:
+    """The dimension along which `set_chunk_feed_forward` feeds the feed-forward layer in pieces, if it does."""
+    return getattr(block, "_chunk_dim", 0) if getattr(block, "_chunk_size", None) is not None else None
+
+
+def with_weights_at_hand(compute: Compute) -> Compute:
+    """Make a function of a block see the block's weights even if they are offloaded.
+
+    Offloading brings weights back inside the block's `forward`; a function called before it would find them on another
+    device, on disk or empty.
+    """
+
+    @wraps(compute)
+    def computed(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        registry = getattr(module, "_diffusers_hook", None)
+        group_offload = registry.get_hook("group_offloading") if registry is not None else None
+        hooks: list[Any] = [hook for hook in (group_offload, getattr(module, "_hf_hook", None)) if hook is not None]
+        if not hooks:
+            return compute(module, args, kwargs)
+        for hook in hooks:
+            hook.pre_forward(module)
+        try:
+            return compute(module, args, kwargs)
+        finally:
+            for hook in reversed(hooks):
+                hook.post_forward(module, None)
+
+    return computed
 
 
 def has_block_cache(model: nn.Module) -> bool:

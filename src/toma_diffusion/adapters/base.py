@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from toma_diffusion.hooks.sites import Arguments, Hook, Keywords, Site
+from toma_diffusion.hooks.sites import Arguments, Hook, Keywords, MergeInput, Site, UnmergeOutput
 from toma_diffusion.hooks.state import Call
 
 
@@ -21,8 +21,8 @@ class SiteSpec:
     """Of the module, inside its block."""
     roles: frozenset[str]
     """Which of `attn`, `cross_attn` and `ff` it is; merged if any of them is among the configured sites."""
-    hooks: Callable[[Site], list[tuple[nn.Module, Hook]]]
-    """The hooks that merge before and unmerge after, each with the module it belongs to."""
+    hooks: Callable[[Site], list[tuple[str, Hook]]]
+    """The hooks that merge before and unmerge after, each with the name of its module inside the block."""
     leave_alone: Callable[[Keywords], bool] = field(default=lambda keywords: False)
     """Whether a call of the module with these keyword arguments must not be merged."""
 
@@ -46,8 +46,8 @@ class Block:
     """Name of the keyword argument that holds position tables with one row per token, such as RoPE."""
     stream: int | None = None
     """Which of the block's outputs is the image stream; None if it returns one tensor."""
-    chunks_feed_forward: bool = False
-    """Whether the feed-forward layer is called on pieces of the sequence."""
+    feed_forward_chunk_dim: int | None = None
+    """The dimension along which the feed-forward layer is called on pieces, if it is."""
 
 
 class Adapter(ABC):
@@ -71,6 +71,11 @@ class Adapter(ABC):
     def defaults(self, model: nn.Module) -> dict[str, Any]:
         """Settings that this family wants other than `ToMAConfig`'s defaults, where the user says nothing."""
         return {}
+
+
+def around(name: str) -> Callable[[Site], list[tuple[str, Hook]]]:
+    """Merge before a module of the block, unmerge after it."""
+    return lambda site: [(name, MergeInput(site)), (name, UnmergeOutput(site))]
 
 
 def argument(name: str, index: int, args: Arguments, kwargs: Keywords) -> Any:

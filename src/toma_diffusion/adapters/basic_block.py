@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from toma_diffusion.adapters import _diffusers
-from toma_diffusion.adapters.base import Block, SiteSpec
-from toma_diffusion.hooks.sites import Arguments, Hook, Keywords, MergeInput, Site, UnmergeOutput, get_hidden_states
+from toma_diffusion.adapters.base import Block, SiteSpec, around
+from toma_diffusion.hooks.sites import Arguments, Keywords, get_hidden_states
 
 
 def describe_block(module: Any, name: str, kind: str, run: str) -> Block:
     """A `BasicTransformerBlock` as a `Block`."""
-    sites = [SiteSpec("attn1", frozenset({"attn"}), lambda site: around(module.attn1, site), _refuse_mask)]
+    sites = [SiteSpec("attn1", frozenset({"attn"}), around("attn1"), _refuse_mask)]
     if module.attn2 is not None:
-        sites.append(
-            SiteSpec("attn2", frozenset({"cross_attn"}), lambda site: around(module.attn2, site), has_image_masks)
-        )
-    sites.append(SiteSpec("ff", frozenset({"ff"}), lambda site: around(module.ff, site)))
+        sites.append(SiteSpec("attn2", frozenset({"cross_attn"}), around("attn2"), has_image_masks))
+    sites.append(SiteSpec("ff", frozenset({"ff"}), around("ff")))
     return Block(
         name=name,
         module=module,
@@ -27,13 +25,8 @@ def describe_block(module: Any, name: str, kind: str, run: str) -> Block:
         width=module.attn1.query_dim,
         sites=tuple(sites),
         normalize=normalize,
-        chunks_feed_forward=_diffusers.chunks_tokens(module),
+        feed_forward_chunk_dim=_diffusers.feed_forward_chunk_dim(module),
     )
-
-
-def around(module: nn.Module, site: Site) -> list[tuple[nn.Module, Hook]]:
-    """Merge before `module`, unmerge after it."""
-    return [(module, MergeInput(site)), (module, UnmergeOutput(site))]
 
 
 def has_image_masks(kwargs: Keywords) -> bool:
@@ -41,6 +34,7 @@ def has_image_masks(kwargs: Keywords) -> bool:
     return kwargs.get("ip_adapter_masks") is not None
 
 
+@_diffusers.with_weights_at_hand
 def normalize(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
     """The block's tokens after its first norm."""
     tokens = get_hidden_states(args, kwargs)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from toma_diffusion.adapters import _diffusers
-from toma_diffusion.adapters.base import Adapter, Block, SiteSpec, argument
-from toma_diffusion.adapters.basic_block import around
+from toma_diffusion.adapters.base import Adapter, Block, SiteSpec, argument, around
 from toma_diffusion.core import Grid
 from toma_diffusion.hooks.sites import (
     Arguments,
@@ -98,10 +97,6 @@ def grid_from_ids(ids: Tensor, num_tokens: int) -> Grid:
 
 
 def _describe_joint(module: Any, index: int) -> Block:
-    def attention(site: Site) -> list[tuple[nn.Module, Hook]]:
-        # The attention returns image, text and, with an IP-Adapter, its share of the image.
-        return [(module.attn, MergeInput(site, ROTARY)), (module.attn, UnmergeOutput(site, streams=(0, 2)))]
-
     return Block(
         name=f"transformer_blocks.{index}",
         module=module,
@@ -109,8 +104,8 @@ def _describe_joint(module: Any, index: int) -> Block:
         run="transformer_blocks",
         width=module.attn.query_dim,
         sites=(
-            SiteSpec("attn", frozenset({"attn"}), attention),
-            SiteSpec("ff", frozenset({"ff"}), lambda site: around(module.ff, site)),
+            SiteSpec("attn", frozenset({"attn"}), _around_attention),
+            SiteSpec("ff", frozenset({"ff"}), around("ff")),
         ),
         normalize=_normalize_joint,
         position_table=ROTARY,
@@ -119,32 +114,36 @@ def _describe_joint(module: Any, index: int) -> Block:
 
 
 def _describe_single(module: Any, index: int) -> Block:
-    def between_norm_and_projection(site: Site) -> list[tuple[nn.Module, Hook]]:
-        # Attention and MLP run side by side between the norm and the output projection; gate and residual stay whole.
-        return [
-            (module.norm, MergeOutput(site)),
-            (module.attn, GatherPositions(site, ROTARY)),
-            (module.proj_out, UnmergeOutput(site)),
-        ]
-
     return Block(
         name=f"single_transformer_blocks.{index}",
         module=module,
         kind="single",
         run="single_transformer_blocks",
         width=module.attn.query_dim,
-        sites=(SiteSpec("norm…proj_out", frozenset({"attn", "ff"}), between_norm_and_projection),),
+        sites=(SiteSpec("norm…proj_out", frozenset({"attn", "ff"}), _between_norm_and_projection),),
         normalize=_normalize_single,
         position_table=ROTARY,
         stream=1,
     )
 
 
+def _around_attention(site: Site) -> list[tuple[str, Hook]]:
+    """The attention returns image, text and, with an IP-Adapter, its share of the image."""
+    return [("attn", MergeInput(site, ROTARY)), ("attn", UnmergeOutput(site, streams=(0, 2)))]
+
+
+def _between_norm_and_projection(site: Site) -> list[tuple[str, Hook]]:
+    """Attention and MLP run side by side between norm and output projection; gate and residual stay whole."""
+    return [("norm", MergeOutput(site)), ("attn", GatherPositions(site, ROTARY)), ("proj_out", UnmergeOutput(site))]
+
+
+@_diffusers.with_weights_at_hand
 def _normalize_joint(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
     normalized: Tensor = module.norm1(get_hidden_states(args, kwargs), emb=argument("temb", 2, args, kwargs))[0]
     return normalized
 
 
+@_diffusers.with_weights_at_hand
 def _normalize_single(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
     normalized: Tensor = module.norm(get_hidden_states(args, kwargs), emb=argument("temb", 2, args, kwargs))[0]
     return normalized

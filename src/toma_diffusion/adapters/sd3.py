@@ -7,8 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from toma_diffusion.adapters import _diffusers
-from toma_diffusion.adapters.base import Adapter, Block, SiteSpec, argument
-from toma_diffusion.adapters.basic_block import around
+from toma_diffusion.adapters.base import Adapter, Block, SiteSpec, argument, around
 from toma_diffusion.core import Grid
 from toma_diffusion.hooks.sites import Arguments, Keywords, get_hidden_states
 from toma_diffusion.hooks.state import Call
@@ -41,10 +40,10 @@ class SD3Adapter(Adapter):
 
 
 def _describe(module: Any, index: int) -> Block:
-    sites = [SiteSpec("attn", frozenset({"attn"}), lambda site: around(module.attn, site))]
+    sites = [SiteSpec("attn", frozenset({"attn"}), around("attn"))]
     if module.use_dual_attention:
-        sites.append(SiteSpec("attn2", frozenset({"attn"}), lambda site: around(module.attn2, site)))
-    sites.append(SiteSpec("ff", frozenset({"ff"}), lambda site: around(module.ff, site)))
+        sites.append(SiteSpec("attn2", frozenset({"attn"}), around("attn2")))
+    sites.append(SiteSpec("ff", frozenset({"ff"}), around("ff")))
     return Block(
         name=f"transformer_blocks.{index}",
         module=module,
@@ -54,10 +53,11 @@ def _describe(module: Any, index: int) -> Block:
         sites=tuple(sites),
         normalize=_normalize,
         stream=1,
-        chunks_feed_forward=_diffusers.chunks_tokens(module),
+        feed_forward_chunk_dim=_diffusers.feed_forward_chunk_dim(module),
     )
 
 
+@_diffusers.with_weights_at_hand
 def _normalize(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
     normalized: Tensor = module.norm1(get_hidden_states(args, kwargs), emb=argument("temb", 2, args, kwargs))[0]
     return normalized

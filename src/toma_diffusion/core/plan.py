@@ -126,6 +126,13 @@ class MergePlan:
         self.weights.copy_(ops.merge_weights(split, self.destinations, self.config.scale))
         self._has_weights = True
 
+    def forget(self) -> None:
+        """Make the next `update` choose anew whatever its action. What is fixed stays."""
+        if self.is_identity or self.config.selection == "none":
+            return
+        self._has_weights = False
+        self._has_destinations = self.config.selection != "facility-location"
+
     def merge(self, tokens: Tensor) -> Tensor:
         """[B, N, C] -> [B, D, C]: every destination becomes the weighted mean of the tokens merged into it."""
         self._check(tokens, self.grid.num_tokens)

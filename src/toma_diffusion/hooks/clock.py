@@ -6,8 +6,9 @@ for the device. What can always be seen, without touching any value, is which te
 - A call is **another pass over the same step** if it gets the same sample with a conditioning not seen in this step
   (separate CFG passes) or, inside a pipeline, a sample of another shape (skip-layer guidance). Anything else begins a
   new step, so that a plain loop over a denoiser counts every call.
-- A **new generation** begins when the pipeline's scheduler got new timesteps, or when all its steps are done. Without a
-  pipeline it begins when the first pass comes with another conditioning.
+- A **new generation** begins when the pipeline's scheduler got new timesteps. Where those say nothing (no pipeline is
+  known, or another pipeline with a scheduler of its own shares the model), it begins with a new conditioning: at once
+  without a pipeline, and with one if all its steps are done or the old conditioning no longer exists.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ class StepClock:
         timesteps, num_steps = self._ask_pipeline()
         if self._is_new_generation(timesteps, num_steps, sample, conditioning):
             self.reset()
-            self._timesteps, self._conditioning = _Identity(timesteps), _Identity(conditioning)
+            self._timesteps = _Identity(timesteps)
         if self._is_new_step(sample, conditioning):
             self._step += 1
             self._passes.clear()
+            self._conditioning = _Identity(conditioning)
         self._passes.append((_Identity(sample), _Identity(conditioning), tuple(sample.shape)))
         return Tick(self._step, num_steps, len(self._passes) - 1)
 
@@ -76,20 +78,26 @@ class StepClock:
     def _is_new_generation(
         self, timesteps: Any, num_steps: int | None, sample: Tensor, conditioning: Tensor | None
     ) -> bool:
-        if self._step < 0:
+        if self._step < 0 or not self._timesteps.holds(timesteps):
             return True
-        if timesteps is not None:
-            exhausted = num_steps is not None and self._step + 1 >= num_steps
-            return not self._timesteps.holds(timesteps) or (exhausted and self._is_new_step(sample, conditioning))
-        return self._is_new_step(sample, conditioning) and not self._conditioning.holds(conditioning)
+        if self._conditioning.holds(conditioning) or not self._is_new_step(sample, conditioning):
+            return False
+        if timesteps is None:
+            return True
+        exhausted = num_steps is not None and self._step + 1 >= num_steps
+        # A batch that changes with its conditioning is guidance cut off half-way, not a new generation.
+        return exhausted or (self._conditioning.is_gone and tuple(sample.shape) == self._passes[0][2])
 
     def _is_new_step(self, sample: Tensor, conditioning: Tensor | None) -> bool:
         if not self._passes:
             return True
-        first_sample, _, first_shape = self._passes[0]
-        if not first_sample.holds(sample) and (tuple(sample.shape) == first_shape or not self.knows_number_of_steps):
-            return True
-        return any(known.holds(sample) and given.holds(conditioning) for known, given, _ in self._passes)
+        for known, given, shape in self._passes:
+            if known.holds(sample):
+                if given.holds(conditioning):
+                    return True
+            elif tuple(sample.shape) == shape or not self.knows_number_of_steps:
+                return True
+        return False
 
 
 class _Identity:
@@ -100,4 +108,9 @@ class _Identity:
 
     def holds(self, value: Any) -> bool:
         """Whether `value` is that very object."""
-        return (None if self._reference is None else self._reference()) is value
+        return value is None if self._reference is None else value is not None and self._reference() is value
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the object no longer exists."""
+        return self._reference is not None and self._reference() is None

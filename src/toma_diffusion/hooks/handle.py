@@ -20,6 +20,38 @@ GRAPHS_PER_BLOCK_CLASS = 64
 
 
 @dataclass(eq=False)
+class Placement:
+    """A hook, and where it belongs: on whatever module the parent has under that name, or on the parent itself."""
+
+    parent: nn.Module
+    name: str | None
+    hook: Hook
+
+    def __post_init__(self) -> None:
+        self.module = self._target()
+        self._may_move = self.name is not None and hasattr(self.module, "weight")  # a single layer, wrapped or not
+
+    def put(self) -> None:
+        """Register the hook."""
+        if self.hook.before:
+            self.module.register_forward_pre_hook(self.hook, with_kwargs=True)  # type: ignore[arg-type]
+        else:
+            self.module.register_forward_hook(self.hook, with_kwargs=True)  # type: ignore[arg-type]
+
+    def follow(self) -> bool:
+        """Move the hook if the module was replaced since: LoRA wraps single layers in others, and unwraps them."""
+        if not self._may_move or (target := self._target()) is self.module:
+            return False
+        _remove_hooks(self.module, lambda hook: hook is self.hook)
+        self.module = target
+        self.put()
+        return True
+
+    def _target(self) -> nn.Module:
+        return self.parent if self.name is None else self.parent.get_submodule(self.name)
+
+
+@dataclass(eq=False)
 class RootHook(Hook):
     """Before every call of the denoiser: reads the call and sets the state. Never part of a compiled graph."""
 
@@ -28,11 +60,15 @@ class RootHook(Hook):
     check: Callable[[nn.Module], None]
     """Raises if the model has been changed since in a way that does not go with merging."""
     records: list[BlockRecord] = field(default_factory=list)
+    placements: list[Placement] = field(default_factory=list)
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         """Forward pre-hook of the denoiser."""
         if self.state.enabled:
             self.check(module)
+        moved = [placement for placement in self.placements if placement.follow()]
+        if moved:
+            forget_compiled_code()
         self.state.begin_call(self.read_call(module, args, kwargs))
 
 
@@ -54,7 +90,7 @@ class ToMAHandle:
     def enabled(self, value: bool) -> None:
         state = self._root().state
         if value and not state.enabled:
-            state.reset()
+            state.forget_choices()
         state.enabled = bool(value)
 
     def reset(self) -> None:
@@ -63,13 +99,10 @@ class ToMAHandle:
 
     def remove(self) -> None:
         """Take all hooks out. The model is what it was before, bit for bit."""
-        self._root()
-        for module in self.model.modules():
-            for hooks in (module._forward_pre_hooks, module._forward_hooks):
-                for key in [key for key, hook in hooks.items() if isinstance(hook, Hook)]:
-                    del hooks[key]
-                    module._forward_pre_hooks_with_kwargs.pop(key, None)
-                    module._forward_hooks_with_kwargs.pop(key, None)
+        root = self._root()
+        for placement in root.placements:
+            _remove_hooks(placement.module, lambda hook: isinstance(hook, Hook))
+        _remove_hooks(self.model, lambda hook: isinstance(hook, Hook))
         forget_compiled_code()
 
     def summary(self) -> Summary:
@@ -98,14 +131,11 @@ class ToMAHandle:
         return root
 
 
-def install(model: nn.Module, root: RootHook, hooks: list[tuple[nn.Module, Hook]]) -> ToMAHandle:
+def install(model: nn.Module, root: RootHook) -> ToMAHandle:
     """Register the hooks on the model and its modules."""
     _prepare_compiler()
-    for module, hook in [(model, root), *hooks]:
-        if hook.before:
-            module.register_forward_pre_hook(hook, with_kwargs=True)  # type: ignore[arg-type]
-        else:
-            module.register_forward_hook(hook, with_kwargs=True)  # type: ignore[arg-type]
+    for placement in [Placement(model, None, root), *root.placements]:
+        placement.put()
     forget_compiled_code()
     return ToMAHandle(model)
 
@@ -127,6 +157,16 @@ def _prepare_compiler() -> None:
 def find_root(model: nn.Module) -> RootHook | None:
     """The root hook of `model`, if tokens are merged in it."""
     return next((hook for hook in model._forward_pre_hooks.values() if isinstance(hook, RootHook)), None)
+
+
+def _remove_hooks(module: nn.Module, chosen: Callable[[object], bool]) -> None:
+    for hooks, with_kwargs in (
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+        (module._forward_hooks, module._forward_hooks_with_kwargs),
+    ):
+        for key in [key for key, hook in hooks.items() if chosen(hook)]:
+            del hooks[key]
+            with_kwargs.pop(key, None)
 
 
 def forget_compiled_code() -> None:

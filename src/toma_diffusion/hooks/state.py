@@ -67,6 +67,11 @@ class MergeState:
     def begin_call(self, call: Call) -> None:
         """Set everything up for one call of the denoiser. Runs outside compiled code and waits for no device."""
         tick = self.clock.tick(call.sample, call.conditioning)
+        if tick.num_steps is None and self.config.window != (0.0, 1.0):
+            raise RuntimeError(
+                f"window={self.config.window} needs the number of steps, but the pipeline that apply_toma was given is "
+                "gone (or this is a copy of its model): call remove_toma, then apply_toma with the pipeline in use."
+            )
         action = self.schedule.action(tick.step, tick.num_steps) if self.enabled else None
         self.active, self.action = action is not None, action or Action.REUSE
         self.image_tokens = call.image_tokens
@@ -77,9 +82,9 @@ class MergeState:
             self.notes.add(f"nothing was merged: {call.blocks_left_alone}")
             self.active = False
         if tick.step == 0 and tick.ordinal == 0:
-            # Only the plans of the last generation are kept: those of sizes no longer in use are freed.
+            # Buffers of the last generation are used again, those of sizes no longer in use are freed.
             self._plans = {key: self._plans[key] for key in self._used}
-            self._used.clear()
+            self.forget_choices()
         if self.active:
             self.current = {
                 kind: self._plan(kind, grid, call, tick.ordinal)
@@ -87,11 +92,16 @@ class MergeState:
                 if kind in self.kinds
             }
 
-    def reset(self) -> None:
-        """Forget all plans and the step; the next call begins a new generation."""
-        self.clock.reset()
-        self._plans.clear()
+    def forget_choices(self) -> None:
+        """Every plan chooses anew when it is next used, whatever the schedule says."""
         self._used.clear()
+        for plan in self._plans.values():
+            plan.forget()
+
+    def reset(self) -> None:
+        """Forget all choices and the step; the next call begins a new generation."""
+        self.clock.reset()
+        self.forget_choices()
 
     def _plan(self, kind: str, grid: Grid, call: Call, ordinal: int) -> MergePlan:
         sample = call.sample
