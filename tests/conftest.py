@@ -13,7 +13,7 @@ import torch
 from hypothesis import settings
 
 # One thread, for two reasons: the tests run in parallel already (two processes of two threads each took 18 s for what
-# takes 1.3 s with one), and BLAS splits a product over threads by its size, so that a larger batch may round differently.
+# takes 1.3 s with one), and BLAS splits a product over threads by its size, so a larger batch may round differently.
 torch.set_num_threads(1)
 
 settings.register_profile("local", deadline=None, max_examples=60)

@@ -43,15 +43,6 @@ OFTEN = {"select_every": 3, "reweigh_every": 2}
 """So that a short generation has every action."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Operations on tiny tensors take longer to share out than to do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Trace(TorchDispatchMode):
     """Counts the operators that run below every layer of Python, for each call of the pipeline's denoiser by itself."""
 

@@ -1,11 +1,10 @@
 import itertools
-from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from observe import CountOperators
 
 from toma_diffusion import Action, Grid, MergePlan, Schedule, ToMAConfig, ops
 from toma_diffusion.config import ASSIGNMENTS, REGIONS, SELECTIONS, UNMERGES
@@ -20,19 +19,6 @@ def selected(tokens: torch.Tensor, grid: Grid, joint: bool = False, **settings) 
     )
     plan.update(tokens, Action.SELECT)
     return plan
-
-
-class CountOperators(TorchDispatchMode):
-    """Counts the package's operators as they really run, below every layer of Python."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "toma_diffusion":
-            self.calls[func._opname] += 1
-        return func(*args, **(kwargs or {}))
 
 
 @st.composite

@@ -1,13 +1,7 @@
 """The seam on a GPU: half precision, no synchronisation in the loop, inductor."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "adapters"))
-
 from tiny import FAMILIES, SCOPES, SETTINGS
 
 from toma_diffusion import apply_toma, remove_toma
