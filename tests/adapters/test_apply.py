@@ -8,7 +8,7 @@ from observe import CountOperators, attention_lengths, bookkeeping, inputs_of, o
 from tiny import FAMILIES, SCOPES, SETTINGS, sd15_unet
 from torch import nn
 
-from toma_diffusion import PRESETS, ToMAConfig, apply_toma, remove_toma, toma_enabled
+from toma_diffusion import PRESETS, ToMAConfig, apply_toma, register_adapter, remove_toma, toma_enabled
 from toma_diffusion.hooks.handle import find_root
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -273,6 +273,13 @@ class TestErrors:
         state_of(model).active = True
         with pytest.raises(ValueError, match="attention_mask over image tokens"):
             block.attn1(torch.randn(1, 256, 32), attention_mask=torch.zeros(1, 1, 256))
+
+
+class TestRegister:
+    @pytest.mark.parametrize("wrong", [3, nn.Linear, "flux"])
+    def test_only_adapters(self, wrong):
+        with pytest.raises(ValueError, match="is not a subclass of"):
+            register_adapter(wrong)
 
 
 class TestSummary:

@@ -29,7 +29,8 @@ class Call:
     block_by_block: str | None = None
     """Why no run of blocks may stay merged in this call, if so."""
     blocks_left_alone: str | None = None
-    """Why whole blocks may not be merged in this call, if so; in `module` scope every site decides for itself."""
+    """Why some module in a block must see all tokens in this call, if so. In `module` scope its site leaves it alone; in
+    the others nothing is merged."""
 
 
 PlanKey = tuple[str, int, Grid, int, torch.dtype, torch.device, bool]
@@ -78,9 +79,10 @@ class MergeState:
         self.block_by_block = self.config.scope == "stage" and call.block_by_block is not None
         if self.block_by_block:
             self.notes.add(f"stages were merged block by block: {call.block_by_block}")
-        if self.config.scope != "module" and call.blocks_left_alone is not None:
-            self.notes.add(f"nothing was merged: {call.blocks_left_alone}")
-            self.active = False
+        if call.blocks_left_alone is not None:
+            effect = "single modules were left alone" if self.config.scope == "module" else "nothing was merged"
+            self.notes.add(f"{effect}: {call.blocks_left_alone}")
+            self.active = self.active and self.config.scope == "module"
         if tick.step == 0 and tick.ordinal == 0:
             # Buffers of the last generation are used again, those of sizes no longer in use are freed.
             self._plans = {key: self._plans[key] for key in self._used}
