@@ -29,8 +29,8 @@ class Call:
     block_by_block: str | None = None
     """Why no run of blocks may stay merged in this call, if so."""
     blocks_left_alone: str | None = None
-    """Why some module in a block must see all tokens in this call, if so. In `module` scope its site leaves it alone; in
-    the others nothing is merged."""
+    """Why some module in a block must see all tokens in this call, if so. In `module` scope its site leaves it alone;
+    in the others nothing is merged."""
 
 
 PlanKey = tuple[str, int, Grid, int, torch.dtype, torch.device, bool]
