@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from observe import CountOperators, attention_lengths, bookkeeping, inputs_of, our_hooks, state_of
-from tiny import FAMILIES, SCOPES, SETTINGS, sd15_unet
+from tiny import FAMILIES, SCOPES, SETTINGS, flux_transformer, sd15_unet
 from torch import nn
 
 from toma_diffusion import PRESETS, ToMAConfig, apply_toma, register_adapter, remove_toma, toma_enabled
@@ -273,6 +273,31 @@ class TestErrors:
         state_of(model).active = True
         with pytest.raises(ValueError, match="attention_mask over image tokens"):
             block.attn1(torch.randn(1, 256, 32), attention_mask=torch.zeros(1, 1, 256))
+
+
+class TestFamilyDefaults:
+    def test_flux_leaves_its_first_blocks_alone_and_selects_in_every_step(self):
+        """The paper's: 5 joint and 5 single blocks; with a preset too, but not against a whole configuration."""
+        model = flux_transformer(num_layers=7, num_single_layers=8)
+        for chosen in (None, "toma-tile"):
+            summary = apply_toma(model, chosen, ratio=0.5).summary()
+            left_alone = [name for name, _ in summary.left_alone]
+            assert left_alone == [f"transformer_blocks.{i}" for i in range(5)] + [
+                f"single_transformer_blocks.{i}" for i in range(5)
+            ]
+            assert (summary.config.select_every, summary.config.reweigh_every) == (1, 1)
+            remove_toma(model)
+        assert apply_toma(model, ToMAConfig()).summary().left_alone == ()
+
+    def test_flux_too_small_for_them(self):
+        with pytest.raises(ValueError, match=r"nothing would be merged .*5 transformer blocks: in skip_blocks"):
+            apply_toma(flux_transformer(), ratio=0.5)
+
+    @pytest.mark.parametrize("family", [family for family in FAMILIES if family.name != "flux"], ids=lambda f: f.name)
+    def test_others_take_the_papers_schedule_for_unets(self, family):
+        summary = apply_toma(family.build()).summary()
+        assert summary.config == ToMAConfig()
+        assert summary.left_alone == ()
 
 
 class TestRegister:
