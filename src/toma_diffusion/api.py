@@ -136,9 +136,9 @@ def _build(model: nn.Module, adapter: Adapter, config: ToMAConfig, pipeline: Any
             f"Change the settings, or use one of: {supported()}."
         )
     state.kinds = frozenset(record.kind for record in merged)
-    last = blocks[-1].name
-    merges_last_block = config.scope != "module" and any(record.name == last for record in merged)
-    check = _refuse_new_cache if merges_last_block else _accept
+    ends = {blocks[0].name, blocks[-1].name}
+    merges_an_end = config.scope != "module" and any(record.name in ends for record in merged)
+    check = _refuse_new_cache if merges_an_end else _accept
     return install(model, RootHook(state, adapter.read_call, check, records, placements))
 
 
@@ -178,7 +178,7 @@ def _module_sites(
             led.add(block.kind)
             placements += [Placement(block.module, name, hook) for name, hook in spec.hooks(site)]
         names = tuple(f"{block.name}.{spec.name}" for spec in specs) if reason is None else ()
-        records.append(BlockRecord(block.name, block.kind, block.width, names, reason))
+        records.append(BlockRecord(block.name, block.kind, block.width, names, len(names), reason))
     return placements, records
 
 
@@ -186,35 +186,36 @@ def _block_sites(
     blocks: list[Block], reasons: dict[int, str], state: MergeState
 ) -> tuple[list[Placement], list[BlockRecord]]:
     placements: list[Placement] = []
+    records: list[BlockRecord] = []
     led: set[str] = set()
     indexed = list(enumerate(blocks))
     # Consecutive blocks of one run that are all merged stay merged together; in `block` scope each is its own run.
     for (left_alone, _), group in groupby(
         indexed, key=lambda item: (item[0] in reasons, item[1].run if state.config.scope == "stage" else item[0])
     ):
-        members = [block for _, block in group]
+        members = list(group)
         if left_alone:
+            records += [
+                BlockRecord(block.name, block.kind, block.width, (), 0, reasons[index]) for index, block in members
+            ]
             continue
         run = Run()
-        for block in members:
+        for index, block in members:
             site = Site(state, block.kind, leads=block.kind not in led)
             led.add(block.kind)
-            first, last = block is members[0], block is members[-1]
+            first, last = index == members[0][0], index == members[-1][0]
             enter = EnterBlock(site, run, first, block.normalize, block.position_table)
             leave = LeaveBlock(site, run, last, block.stream)
             placements += [Placement(block.module, None, enter), Placement(block.module, None, leave)]
-    records = [
-        BlockRecord(block.name, block.kind, block.width, () if index in reasons else (block.name,), reasons.get(index))
-        for index, block in indexed
-    ]
+            records.append(BlockRecord(block.name, block.kind, block.width, (block.name,), int(first), None))
     return placements, records
 
 
 def _refuse_new_cache(model: nn.Module) -> None:
     if _diffusers.has_block_cache(model):
         raise RuntimeError(
-            "a block cache was enabled after apply_toma, and in scopes 'block' and 'stage' it needs the last block "
-            "whole: call remove_toma, then apply_toma again with the cache on."
+            "a block cache was enabled after apply_toma, and in scopes 'block' and 'stage' it needs the first and the "
+            "last block whole: call remove_toma, then apply_toma again with the cache on."
         )
 
 

@@ -258,6 +258,16 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"window=\(0\.2, 1\.0\) needs the number of steps"):
             apply_toma(sd15_unet(), **SETTINGS, window=(0.2, 1.0))
 
+    def test_pieces_of_the_sequence(self):
+        """Chunking switched on after applying: refused at the call, in words."""
+        model = sd15_unet()
+        apply_toma(model, **SETTINGS)
+        for module in model.modules():
+            if hasattr(module, "set_chunk_feed_forward"):
+                module.set_chunk_feed_forward(chunk_size=8, dim=1)
+        with pytest.raises(ValueError, match="calls this module on pieces of the sequence"):
+            FAMILIES[0].call(model)
+
     def test_sites_with_whole_blocks(self):
         with pytest.raises(ValueError, match="counts only in scope 'module'"):
             apply_toma(sd15_unet(), **SETTINGS, scope="block", sites=("attn",))
@@ -333,3 +343,12 @@ class TestSummary:
         merging = sites * 2 * d * n * k / regions
         plan = n**2 * d / regions / 10 + (n * k * d / regions + n * d) / 5
         assert summary.merged_multiplications == pytest.approx(7 * d**2 * k + 2 * d * k**2 + merging + plan)
+
+    def test_a_run_of_blocks_merges_once(self):
+        costs = {}
+        for scope in SCOPES:
+            model = FAMILIES[1].build(transformer_layers_per_block=(1, 3))
+            handle = apply_toma(model, **SETTINGS, scope=scope)
+            FAMILIES[1].call(model)
+            costs[scope] = handle.summary().merged_multiplications
+        assert costs["stage"] < costs["block"] < costs["module"]

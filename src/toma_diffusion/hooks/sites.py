@@ -237,6 +237,11 @@ def gather_positions(site: Site, plan: MergePlan, position_table: str | None, kw
 def _replace(tensor: Tensor, dim: int, start: int, length: int, change: Callable[[Tensor], Tensor]) -> Tensor:
     """`change` a part of `tensor` along `dim` and leave the rest."""
     end = start + length
+    if start < 0:
+        raise ValueError(
+            f"a sequence of {tensor.shape[dim]} tokens is too short for the {length} that are to be replaced in it: "
+            "something calls this module on pieces of the sequence, which cannot be merged."
+        )
     if start == 0 and end == tensor.shape[dim]:
         return change(tensor)
     before, part = tensor.narrow(dim, 0, start), tensor.narrow(dim, start, length)

@@ -24,6 +24,8 @@ class BlockRecord:
     width: int
     merged: tuple[str, ...]
     """The modules merged, or the block itself."""
+    merges: int
+    """How often tokens are merged and unmerged in it; in a run of blocks only in the first."""
     left_alone: str | None
     """Why nothing in it is merged, if so."""
 
@@ -136,7 +138,7 @@ def _multiplications(record: BlockRecord, plan: MergePlan | None) -> tuple[float
     whole = 7 * width**2 * tokens + 2 * width * tokens**2
     if record.left_alone is not None or plan.is_identity:
         return whole, whole
-    merging = 2 * width * tokens * destinations / plan.assign_regions.count * len(record.merged)
+    merging = 2 * width * tokens * destinations / plan.assign_regions.count * record.merges
     return whole, 7 * width**2 * destinations + 2 * width * destinations**2 + merging
 
 
