@@ -15,12 +15,14 @@ from diffusers import (
     PNDMScheduler,
     StableDiffusion3Img2ImgPipeline,
     StableDiffusionImg2ImgPipeline,
+    StableDiffusionPAGPipeline,
     StableDiffusionPipeline,
     StableDiffusionXLImg2ImgPipeline,
     UniPCMultistepScheduler,
 )
 from diffusers.callbacks import SDCFGCutoffCallback
 from diffusers.utils import is_scipy_available, is_torchsde_available
+from observe import attention_lengths
 from tiny import FAMILIES, SETTINGS, sd15_unet
 from tiny_pipelines import (
     PIPELINES,
@@ -291,6 +293,20 @@ class TestGuidance:
             second = run(pipe, **arguments)
         with apply_toma(pipe, **SETTINGS | SCHEDULE):
             assert torch.equal(run(pipe, **arguments), second)
+
+    @pytest.mark.parametrize("scope", ["module", "block", "stage"])
+    def test_perturbed_attention_guidance(self, scope):
+        """PAG triples the batch and puts in attention processors of its own while it runs."""
+        parts = sd15_pipeline().components
+        pipe = quiet(StableDiffusionPAGPipeline(**parts, requires_safety_checker=False, pag_applied_layers=["mid"]))
+        arguments = {"pag_scale": 3.0, "guidance_scale": 5.0}
+        plain = run(pipe, **arguments)
+        with apply_toma(pipe, **SETTINGS, scope=scope):
+            merged = run(pipe, **arguments)
+            assert torch.equal(run(pipe, **arguments), merged)
+            assert {query for query, _ in attention_lengths(lambda: run(pipe, **arguments))} == {128, 32}
+        assert not torch.equal(merged, plain)
+        assert torch.equal(run(pipe, **arguments), plain)
 
     def test_guidance_cut_off_half_way(self):
         """The batch halves within a generation; steps go on being counted."""
