@@ -125,6 +125,18 @@ class TestMoreThanEightGraphs:
         assert attention_lengths(lambda: family.call(eager))[0] == (38, 38)
 
 
+def test_switched_off_is_one_more_graph():
+    """The same graph runs outside the window."""
+    graphs, model, family = Graphs(), BY_NAME["pixart"].build(), BY_NAME["pixart"]
+    handle = apply_toma(model, **SETTINGS, **SCHEDULE)
+    model.compile(fullgraph=True, backend=graphs)
+    generate(family, model, 0)
+    for enabled in (False, True, False):
+        handle.enabled = enabled
+        generate(family, model, 1)
+    assert graphs.count == 4
+
+
 def test_two_passes_share_the_graphs():
     """The plans of the two passes are different objects of the same shape: no further graph."""
     graphs, model, family = Graphs(), BY_NAME["flux"].build(), BY_NAME["flux"]

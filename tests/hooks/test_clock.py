@@ -94,7 +94,7 @@ class TestWithPipeline:
 
     def test_a_pipeline_that_starts_late_says_how_many_steps_it_makes(self):
         pipeline = self.pipeline(10)
-        pipeline._num_timesteps = 4
+        pipeline.num_timesteps = 4
         assert StepClock(pipeline).tick(latent(), latent()).num_steps == 4
 
     def test_nothing_is_kept_alive(self):
@@ -110,8 +110,8 @@ class TestWithPipeline:
     def test_a_copy_is_in_no_pipeline(self):
         pipeline = self.pipeline(3)
         clock = StepClock(pipeline)
-        assert clock.knows_number_of_steps
-        assert not copy.deepcopy(clock).knows_number_of_steps
+        assert clock.has_pipeline
+        assert not copy.deepcopy(clock).has_pipeline
 
 
 class SimpleNamespaceWithReferences(SimpleNamespace):

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from toma_diffusion.hooks.sites import Arguments, Hook, Keywords, MergeInput, Site, UnmergeOutput
+from toma_diffusion.adapters import _diffusers
+from toma_diffusion.hooks.sites import Arguments, Hook, Keywords, MergeInput, Site, UnmergeOutput, get_hidden_states
 from toma_diffusion.hooks.state import Call
 
 
@@ -76,6 +77,18 @@ class Adapter(ABC):
 def around(name: str) -> Callable[[Site], list[tuple[str, Hook]]]:
     """Merge before a module of the block, unmerge after it."""
     return lambda site: [(name, MergeInput(site)), (name, UnmergeOutput(site))]
+
+
+def after_modulating_norm(name: str) -> Callable[[nn.Module, Arguments, Keywords], Tensor]:
+    """The tokens after a block's norm of that name, which modulates them by the time embedding `temb`."""
+
+    @_diffusers.with_weights_at_hand
+    def normalize(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        norm = getattr(module, name)
+        normalized: Tensor = norm(get_hidden_states(args, kwargs), emb=argument("temb", 2, args, kwargs))[0]
+        return normalized
+
+    return normalize
 
 
 def argument(name: str, index: int, args: Arguments, kwargs: Keywords) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from toma_diffusion.adapters import _diffusers
-from toma_diffusion.adapters.base import Adapter, Block, SiteSpec, argument, around
+from toma_diffusion.adapters.base import Adapter, Block, SiteSpec, after_modulating_norm, argument, around
 from toma_diffusion.core import Grid
 from toma_diffusion.hooks.sites import (
     Arguments,
@@ -20,7 +20,6 @@ from toma_diffusion.hooks.sites import (
     MergeOutput,
     Site,
     UnmergeOutput,
-    get_hidden_states,
 )
 from toma_diffusion.hooks.state import Call
 
@@ -107,7 +106,7 @@ def _describe_joint(module: Any, index: int) -> Block:
             SiteSpec("attn", frozenset({"attn"}), _around_attention),
             SiteSpec("ff", frozenset({"ff"}), around("ff")),
         ),
-        normalize=_normalize_joint,
+        normalize=after_modulating_norm("norm1"),
         position_table=ROTARY,
         stream=1,
     )
@@ -121,7 +120,7 @@ def _describe_single(module: Any, index: int) -> Block:
         run="single_transformer_blocks",
         width=module.attn.query_dim,
         sites=(SiteSpec("norm…proj_out", frozenset({"attn", "ff"}), _between_norm_and_projection),),
-        normalize=_normalize_single,
+        normalize=after_modulating_norm("norm"),
         position_table=ROTARY,
         stream=1,
     )
@@ -135,15 +134,3 @@ def _around_attention(site: Site) -> list[tuple[str, Hook]]:
 def _between_norm_and_projection(site: Site) -> list[tuple[str, Hook]]:
     """Attention and MLP run side by side between norm and output projection; gate and residual stay whole."""
     return [("norm", MergeOutput(site)), ("attn", GatherPositions(site, ROTARY)), ("proj_out", UnmergeOutput(site))]
-
-
-@_diffusers.with_weights_at_hand
-def _normalize_joint(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
-    normalized: Tensor = module.norm1(get_hidden_states(args, kwargs), emb=argument("temb", 2, args, kwargs))[0]
-    return normalized
-
-
-@_diffusers.with_weights_at_hand
-def _normalize_single(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
-    normalized: Tensor = module.norm(get_hidden_states(args, kwargs), emb=argument("temb", 2, args, kwargs))[0]
-    return normalized

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from toma_diffusion.adapters import _diffusers
-from toma_diffusion.adapters.base import Adapter, Block, SiteSpec, argument, around
+from toma_diffusion.adapters.base import Adapter, Block, SiteSpec, after_modulating_norm, argument, around
 from toma_diffusion.core import Grid
-from toma_diffusion.hooks.sites import Arguments, Keywords, get_hidden_states
+from toma_diffusion.hooks.sites import Arguments, Keywords
 from toma_diffusion.hooks.state import Call
 
 
@@ -51,13 +51,7 @@ def _describe(module: Any, index: int) -> Block:
         run="transformer_blocks",
         width=module.attn.query_dim,
         sites=tuple(sites),
-        normalize=_normalize,
+        normalize=after_modulating_norm("norm1"),
         stream=1,
         feed_forward_chunk_dim=_diffusers.feed_forward_chunk_dim(module),
     )
-
-
-@_diffusers.with_weights_at_hand
-def _normalize(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
-    normalized: Tensor = module.norm1(get_hidden_states(args, kwargs), emb=argument("temb", 2, args, kwargs))[0]
-    return normalized

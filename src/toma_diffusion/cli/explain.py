@@ -16,6 +16,7 @@ def explain(
     size: Annotated[int, typer.Option(help="Longest side to shrink the photograph to, in pixels.")] = 512,
 ) -> None:
     """Merge the patches of a photograph and spread them back, and draw what is kept and what is lost."""
+    import torch
     from rich.console import Console
     from rich.progress import track
     from rich.table import Table
@@ -62,6 +63,7 @@ def explain(
         "assign": assign,
         "scale": scale,
         "toma_diffusion": __version__,
+        "torch": torch.__version__,
     }
     method.write_rows(results, facts, rows)
     console.print(f"Wrote {output} and {rows}", soft_wrap=True)

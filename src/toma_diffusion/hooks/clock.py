@@ -43,7 +43,7 @@ class StepClock:
         return StepClock()  # a copied model is in no pipeline that is known
 
     @property
-    def knows_number_of_steps(self) -> bool:
+    def has_pipeline(self) -> bool:
         """Whether there is a pipeline to ask."""
         return self._pipeline is not None and self._pipeline() is not None
 
@@ -73,7 +73,7 @@ class StepClock:
         if timesteps is None:
             return None, None
         # A pipeline that starts late (image to image) or ends early notes how many it really makes.
-        return timesteps, getattr(pipeline, "_num_timesteps", None) or len(timesteps)
+        return timesteps, getattr(pipeline, "num_timesteps", None) or len(timesteps)
 
     def _is_new_generation(
         self, timesteps: Any, num_steps: int | None, sample: Tensor, conditioning: Tensor | None
@@ -95,7 +95,7 @@ class StepClock:
             if known.holds(sample):
                 if given.holds(conditioning):
                     return True
-            elif tuple(sample.shape) == shape or not self.knows_number_of_steps:
+            elif tuple(sample.shape) == shape or not self.has_pipeline:
                 return True
         return False
 
