@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from toma_diffusion.core import MergePlan
 from toma_diffusion.hooks.handle import find_root
 from toma_diffusion.hooks.sites import Hook
 from toma_diffusion.hooks.state import MergeState
@@ -30,11 +32,31 @@ class AttentionLengths(TorchFunctionMode):
 
 
 class CountOperators(TorchDispatchMode):
-    """How often each of the package's operators runs."""
+    """How often each of the package's operators runs, and how often a plan merges and unmerges."""
 
     def __init__(self):
         super().__init__()
         self.calls: Counter[str] = Counter()
+        self._patches = [patch.object(MergePlan, name, self._counted(name)) for name in ("merge", "unmerge")]
+
+    def __enter__(self):
+        for each in self._patches:
+            each.start()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        for each in self._patches:
+            each.stop()
+        return super().__exit__(*error)
+
+    def _counted(self, name):
+        method = getattr(MergePlan, name)
+
+        def counted(plan, *args, **kwargs):
+            self.calls[name] += 1
+            return method(plan, *args, **kwargs)
+
+        return counted
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "toma_diffusion":

@@ -24,7 +24,8 @@ WRONG = [
     ("num_regions", True),
     ("assign", "block"),
     ("scale", 0.0),
-    ("scale", float("inf")),
+    ("scale", "infinite"),
+    ("scale", -float("inf")),
     ("scale", float("nan")),
     ("unmerge", "inverse"),
     ("scope", "layer"),
@@ -97,7 +98,7 @@ class TestRoundTrip:
             region=st.sampled_from(REGIONS),
             num_regions=st.integers(1, 4096),
             assign=st.sampled_from(ASSIGNMENTS),
-            scale=st.floats(1e-3, 1e6),
+            scale=st.floats(1e-3, 1e6) | st.just(float("inf")),
             unmerge=st.sampled_from(UNMERGES),
             scope=st.sampled_from(SCOPES),
             sites=st.lists(st.sampled_from(SITES), min_size=1).map(tuple),
@@ -127,7 +128,7 @@ class TestRoundTrip:
 
 class TestPresets:
     def test_named_variants(self):
-        assert set(PRESETS) == {"toma", "toma-stripe", "toma-tile", "toma-once", "lower-bound", "fast"}
+        assert set(PRESETS) == {"toma", "toma-stripe", "toma-tile", "toma-once", "lower-bound", "floor", "fast"}
 
     @pytest.mark.parametrize(
         ("name", "selection", "region", "num_regions", "assign", "scope"),
@@ -137,6 +138,7 @@ class TestPresets:
             ("toma-tile", "facility-location", "tile", 256, "local", "module"),
             ("toma-once", "facility-location", "tile", 64, "local", "block"),
             ("lower-bound", "none", "tile", 64, "local", "module"),
+            ("floor", "slice", "tile", 64, "local", "module"),
             ("fast", "facility-location", "tile", 64, "local", "stage"),
         ],
     )

@@ -11,13 +11,13 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
 
-SELECTIONS = ("facility-location", "random", "strided", "none")
+SELECTIONS = ("facility-location", "random", "strided", "none", "slice")
 REGIONS = ("tile", "stripe", "global")
 ASSIGNMENTS = ("local", "global")
 UNMERGES = ("transpose", "pseudo-inverse")
 SCOPES = ("module", "block", "stage")
 SITES = ("attn", "cross_attn", "ff")
-BACKENDS = ("auto", "torch")
+BACKENDS = ("auto", "torch", "triton")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,9 @@ class ToMAConfig:
 
     selection: str = "facility-location"
     """How destinations are chosen: `facility-location` (the paper's), `random` or `strided` (fixed, to compare
-    against), or `none`: neither destinations nor weights are computed, a fixed random projection stands in for them.
-    Its pictures are noise; its time is the bound no selection can beat."""
+    against), `none`: neither destinations nor weights are computed, a fixed random projection stands in for them, or
+    `slice`: nothing is merged at all, the first tokens are taken and the others dropped. The last two make noise of a
+    picture; their time is the bound that no selection (`none`) and no merging whatever (`slice`) can beat."""
 
     region: str = "tile"
     """Shape of the regions inside which destinations are chosen: `tile` (rectangles, best quality), `stripe` (runs of
@@ -57,7 +58,9 @@ class ToMAConfig:
     `global` (all of them; a full matrix, dearer)."""
 
     scale: float = 1000.0
-    """Sharpness 1/τ of the softmax over destinations. Higher is closer to a hard assignment, lower blends more."""
+    """Sharpness 1/τ of the softmax over destinations. Higher is closer to a hard assignment, lower blends more.
+    `math.inf` (or `"inf"`) is the hard assignment: every token goes to its nearest destination alone. An index then
+    takes the place of the weight matrix, which is faster, most of all with `assign="global"`."""
 
     unmerge: str = "transpose"
     """How the result is spread back: `transpose` (fast) or `pseudo-inverse` (least-squares exact, much slower)."""
@@ -83,11 +86,14 @@ class ToMAConfig:
     """Indices of blocks to leave alone. More is slower and keeps more detail."""
 
     backend: str = "auto"
-    """Which implementation of the operators runs: `torch`, or `auto` for the fastest one that the machine offers."""
+    """Which implementation of the operators runs: `torch`, `triton` (fused kernels, NVIDIA GPUs), or `auto` for the
+    fastest one that the machine offers. Where `triton` cannot run, `torch` does, with a warning."""
 
     def __post_init__(self) -> None:
         self._set("ratio", _number("ratio", self.ratio, "0 ≤ ratio < 1", lambda x: 0 <= x < 1))
-        self._set("scale", _number("scale", self.scale, "a finite number above 0", lambda x: 0 < x < math.inf))
+        scale: object = self.scale
+        scale = math.inf if scale == "inf" else scale
+        self._set("scale", _number("scale", scale, "a number above 0, or math.inf", lambda x: x > 0))
         for name in ("num_regions", "select_every", "reweigh_every"):
             self._set(name, _integer(name, getattr(self, name), minimum=1))
         for name, allowed in (
@@ -129,12 +135,18 @@ class ToMAConfig:
         return cls.from_dict(values)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields by name, in the types that JSON knows (tuples become lists)."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """All fields by name, in the types that JSON knows (tuples become lists, infinity "inf")."""
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return plain | {"scale": "inf"} if self.is_hard else plain
 
     def to_json(self) -> str:
         """All fields as one JSON object."""
         return json.dumps(self.to_dict(), indent=2)
+
+    @property
+    def is_hard(self) -> bool:
+        """Whether every token goes to one destination alone."""
+        return math.isinf(self.scale)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the dataclass is frozen; only __post_init__ normalises values
@@ -213,7 +225,8 @@ PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
         "toma-tile": ToMAConfig(region="tile", num_regions=256, assign="local", scope="module"),
         "toma-once": ToMAConfig(region="tile", num_regions=64, assign="local", scope="block"),
         "lower-bound": ToMAConfig(selection="none", region="tile", num_regions=64, assign="local", scope="module"),
+        "floor": ToMAConfig(selection="slice", region="tile", num_regions=64, assign="local", scope="module"),
         "fast": ToMAConfig(region="tile", num_regions=64, assign="local", scope="stage"),
     }
 )
-"""The paper's variants by name, its lower bound, and ours, `fast`."""
+"""The paper's variants by name, its lower bound, the floor below that, and ours, `fast`."""

@@ -101,6 +101,32 @@ class TestLate:
         assert torch.equal(family.call(model), merged)
 
 
+class TestBlocksWithoutHooks:
+    """Blocks share their class's code: what is compiled for one without hooks must not serve one that has them."""
+
+    @pytest.mark.parametrize(
+        ("name", "scope"),
+        [("flux", "module"), ("sdxl", "module"), ("sd3", "module"), ("flux", "block"), ("sdxl", "stage")],
+    )
+    def test_a_block_left_alone_does_not_lend_its_code(self, name, scope):
+        family = BY_NAME[name]
+        model, eager = family.build(), family.build()
+        for each in (model, eager):
+            apply_toma(each, **SETTINGS | {"skip_blocks": (0,)}, scope=scope)
+        compile_blocks(model, fullgraph=True, backend="aot_eager")
+        assert same(generate(family, model, 0, steps=2), generate(family, eager, 0, steps=2))
+
+    def test_nor_does_another_model_of_the_same_class(self):
+        family = BY_NAME["sdxl"]
+        whole, model, eager = family.build(), family.build(), family.build()
+        for each in (model, eager):
+            apply_toma(each, **SETTINGS)
+        for each in (whole, model):
+            compile_blocks(each, fullgraph=True, backend="aot_eager")
+        generate(family, whole, 0, steps=2)
+        assert same(generate(family, model, 0, steps=2), generate(family, eager, 0, steps=2))
+
+
 class TestMoreThanEightGraphs:
     def test_sd35_by_block_with_changing_sizes(self):
         """Three shapes of block, three actions and two sizes pass torch's default limit of 8; all must be compiled."""

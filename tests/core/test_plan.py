@@ -1,4 +1,5 @@
 import itertools
+import math
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ def cases(draw):
         "num_regions": draw(st.integers(1, 20)),
         "assign": draw(st.sampled_from(ASSIGNMENTS)),
         "unmerge": draw(st.sampled_from(UNMERGES)),
+        "scale": draw(st.sampled_from([10.0, 1000.0, math.inf])),
     }
     return tokens, grid, draw(st.booleans()), settings
 
@@ -53,9 +55,10 @@ class TestAnyPlan:
 
     @given(cases())
     def test_constant_tokens_come_back(self, case):
-        """A constant merges into itself whatever the plan, unless the plan is the random projection of `none`."""
+        """A constant merges into itself whatever the plan, unless that drops tokens or is a random projection."""
         tokens, grid, joint, settings = case
-        settings["selection"] = "facility-location" if settings["selection"] == "none" else settings["selection"]
+        fixed = settings["selection"] in ("none", "slice")
+        settings["selection"] = "facility-location" if fixed else settings["selection"]
         plan = selected(tokens, grid, joint, **settings | {"unmerge": "transpose"})
         ones = torch.ones_like(tokens)
         tolerance = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}[tokens.dtype]
@@ -67,6 +70,9 @@ class TestAnyPlan:
         plan = selected(tokens, grid, joint, **settings)
         chosen = torch.zeros(len(tokens), grid.num_tokens, 1).scatter_(1, plan.positions[:, :, None], 1.0)
         per_region = plan.regions.split(chosen).sum(dim=(1, 2))
+        if settings["selection"] == "slice":
+            assert per_region.sum() == plan.num_destinations * len(tokens)
+            return
         assert (per_region == num_destinations(plan.regions.size, settings["ratio"])).all()
 
 
@@ -236,7 +242,8 @@ class TestBuffers:
     def test_plan_of_4096_tokens_stays_under_one_mebibyte_a_sample(self, dtype):
         plan = MergePlan(Grid(64, 64), ToMAConfig(ratio=0.5, num_regions=64), batch_size=4, dtype=dtype)
         assert plan.num_bytes / 4 < 2**20
-        buffers = [value for value in vars(plan).values() if isinstance(value, torch.Tensor)]
+        buffers = [value for holder in (plan, plan.mapping) for value in vars(holder).values()]
+        buffers = [value for value in buffers if isinstance(value, torch.Tensor)]
         assert sum(buffer.nbytes for buffer in buffers) == plan.num_bytes
 
     def test_updates_happen_in_place(self):

@@ -12,24 +12,18 @@ CHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_static", "test_ao
 def sample(dtype: torch.dtype = torch.float32):
     tokens = torch.randn(3, 10, 6).to(dtype)
     destinations = facility_location(cosine_similarity(tokens), 4)
-    weights = merge_weights(tokens, destinations, 50.0)
-    return tokens, destinations, weights, merge(tokens, weights)
+    return tokens, destinations
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(
-    "name",
-    ["cosine_similarity", "facility_location", "merge_weights", "merge", "unmerge", "unmerge_pseudo_inverse"],
-)
+@pytest.mark.parametrize("name", ["cosine_similarity", "facility_location", "merge_weights", "nearest_destinations"])
 def test_operator_is_well_formed(name, dtype):
-    tokens, destinations, weights, merged = sample(dtype)
+    tokens, destinations = sample(dtype)
     operator, arguments = {
         "cosine_similarity": (ops.cosine_similarity, (tokens,)),
         "facility_location": (ops.facility_location, (cosine_similarity(tokens), 4)),
         "merge_weights": (ops.merge_weights, (tokens, destinations, 50.0)),
-        "merge": (ops.merge, (tokens, weights)),
-        "unmerge": (ops.unmerge, (merged, weights, False)),
-        "unmerge_pseudo_inverse": (ops.unmerge, (merged, weights, True)),
+        "nearest_destinations": (ops.nearest_destinations, (tokens, destinations)),
     }[name]
     torch.library.opcheck(operator.default, arguments, test_utils=CHECKS)
 

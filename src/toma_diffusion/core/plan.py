@@ -9,15 +9,19 @@ from torch import Tensor
 
 from toma_diffusion import ops
 from toma_diffusion.config import ToMAConfig
+from toma_diffusion.core.mapping import HardMapping, Mapping, SliceMapping, SoftMapping
 from toma_diffusion.core.regions import Grid, Regions
 from toma_diffusion.core.schedule import Action
+from toma_diffusion.ops.backend import choose_backend
 
 _FIXED_SEED = 0
-"""Fixed choices (`random`, `none`) come from a generator of their own: the user's random state is never touched."""
+"""Fixed choices come from a generator of their own: the user's random state is never touched."""
+_WITHOUT_TOKENS = ("none", "slice")
+"""Selections that never look at tokens, neither for destinations nor for weights."""
 
 
 class MergePlan:
-    """Destinations and weights for a batch of token grids, and the merging and unmerging they define.
+    """Destinations for a batch of token grids, and the mapping to them by which tokens are merged and unmerged.
 
     The tensors are allocated once and updated in place, so a plan can be shared by many layers, reused over steps,
     and held by compiled code and CUDA graphs. With local assignment the weights are stored as one small block per
@@ -39,7 +43,7 @@ class MergePlan:
 
     Args:
         grid: the image tokens' rows and columns.
-        config: ratio, selection, region, num_regions, assign, scale and unmerge are read.
+        config: ratio, selection, region, num_regions, assign, scale, unmerge and backend are read.
         batch_size: number of samples.
         dtype: of the weights; take that of the tokens.
         device: of the tokens.
@@ -66,27 +70,45 @@ class MergePlan:
         self.assign_regions = self.regions if config.assign == "local" else Regions.divide(grid, "global")
         self.destinations_per_region = num_destinations(self.regions.size, config.ratio)
 
-        blocks = batch_size * self.assign_regions.count
+        self.backend = choose_backend(config.backend, torch.device(device), dtype)
+        """Which implementation runs: `torch` or `triton`."""
+
         block_destinations = self.num_destinations // self.assign_regions.count
-        weights_shape = (0 if self.is_identity else blocks, block_destinations, self.assign_regions.size)
-        self.destinations = torch.zeros(blocks, block_destinations, dtype=torch.int64, device=device)
-        """[B·R, k]: indices of the destinations inside each block of `weights`."""
+        self.destinations = torch.zeros(
+            batch_size * self.assign_regions.count, block_destinations, dtype=torch.int64, device=device
+        )
+        """[B·R, k]: indices of the destinations inside each region in which tokens are assigned."""
         self.positions = torch.zeros(batch_size, self.num_destinations, dtype=torch.int64, device=device)
         """[B, D]: row-major indices of the destinations in the grid, in the order of the merged tokens."""
-        self.weights = torch.zeros(weights_shape, dtype=dtype, device=device)
-        """[B·R, k, n]: A, one block per region; with global assignment R = 1. Nothing where nothing is merged."""
+        self.mapping = self._make_mapping(block_destinations, dtype, device)
         self._has_destinations = False
         self._has_weights = False
 
-        if self.is_identity:
-            self.positions.copy_(torch.arange(grid.num_tokens, device=device))
+        if self.is_identity or config.selection == "slice":
+            self.positions.copy_(torch.arange(self.num_destinations, device=device))
             self._has_destinations = True
         elif config.selection != "facility-location":
             self._set_destinations(_fixed_choice(config.selection, self.regions, self.destinations_per_region, device))
-        if config.selection == "none" and not self.is_identity:
-            generator = torch.Generator().manual_seed(_FIXED_SEED)
-            self.weights.copy_(torch.randn(self.weights.shape[1:], generator=generator).softmax(dim=-2))
+        if config.selection in _WITHOUT_TOKENS and not self.is_identity:
+            self.mapping.fix()
             self._has_weights = True
+
+    def _make_mapping(self, block_destinations: int, dtype: torch.dtype, device: torch.device | str) -> Mapping:
+        config, regions = self.config, self.assign_regions
+        if self.is_identity or config.selection == "slice":
+            return SliceMapping(self.grid.num_tokens, self.num_destinations)
+        if config.is_hard:
+            return HardMapping(regions, self.batch_size, block_destinations, backend=self.backend, device=device)
+        return SoftMapping(
+            regions,
+            self.batch_size,
+            block_destinations,
+            scale=config.scale,
+            unmerge=config.unmerge,
+            backend=self.backend,
+            dtype=dtype,
+            device=device,
+        )
 
     @property
     def num_destinations(self) -> int:
@@ -99,13 +121,23 @@ class MergePlan:
         return self.destinations_per_region == self.regions.size
 
     @property
+    def weights(self) -> Tensor:
+        """A, [B·R, k, n]: how much of every token goes to each destination; with global assignment R = 1."""
+        return self.mapping.matrix()
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """All tensors of the plan; their addresses never change."""
+        return [self.destinations, self.positions, *self.mapping.buffers()]
+
+    @property
     def num_bytes(self) -> int:
         """Memory held by the plan."""
-        return sum(buffer.nbytes for buffer in (self.destinations, self.positions, self.weights))
+        return sum(buffer.nbytes for buffer in self.buffers)
 
     def wants(self, action: Action) -> bool:
         """Whether `update` with this action would compute anything: what is missing is computed whatever the action."""
-        if self.is_identity or self.config.selection == "none":
+        if self.is_identity or self.config.selection in _WITHOUT_TOKENS:
             return False
         return action is not Action.REUSE or not self._has_weights
 
@@ -122,13 +154,12 @@ class MergePlan:
             return
         if self.config.selection == "facility-location" and (action is Action.SELECT or not self._has_destinations):
             self._set_destinations(self._choose(tokens))
-        split = self.assign_regions.split(tokens)
-        self.weights.copy_(ops.merge_weights(split, self.destinations, self.config.scale))
+        self.mapping.update(tokens, self.destinations)
         self._has_weights = True
 
     def forget(self) -> None:
         """Make the next `update` choose anew whatever its action. What is fixed stays."""
-        if self.is_identity or self.config.selection == "none":
+        if self.is_identity or self.config.selection in _WITHOUT_TOKENS:
             return
         self._has_weights = False
         self._has_destinations = self.config.selection != "facility-location"
@@ -136,18 +167,16 @@ class MergePlan:
     def merge(self, tokens: Tensor) -> Tensor:
         """[B, N, C] -> [B, D, C]: every destination becomes the weighted mean of the tokens merged into it."""
         self._check(tokens, self.grid.num_tokens)
-        if self.is_identity:
-            return tokens
-        merged = ops.merge(self.assign_regions.split(tokens), self._ready_weights())  # [B·R, k, C]
-        return merged.reshape(self.batch_size, self.num_destinations, -1)
+        return tokens if self.is_identity else self._ready_mapping().merge(tokens)
 
-    def unmerge(self, merged: Tensor) -> Tensor:
-        """[B, D, C] -> [B, N, C]: every token takes the mean of its destinations."""
+    def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[B, D, C] -> [B, N, C]: every token takes the mean of its destinations, added to the residual if given."""
         self._check(merged, self.num_destinations)
+        if residual is not None:
+            self._check(residual, self.grid.num_tokens)
         if self.is_identity:
-            return merged
-        blocks = merged.reshape(*self.destinations.shape, -1)  # [B·R, k, C]
-        return self.assign_regions.join(ops.unmerge(blocks, self._ready_weights(), self.config.unmerge))
+            return merged if residual is None else residual + merged
+        return self._ready_mapping().unmerge(merged, residual)
 
     def gather(self, table: Tensor) -> Tensor:
         """The destinations' rows of a table with one row per grid position, such as RoPE.
@@ -162,11 +191,20 @@ class MergePlan:
 
     def _choose(self, tokens: Tensor) -> Tensor:
         """[B, N, d] -> [B, R, k], or [1, R, k] if joint: indices inside each region."""
+        choose = ops.facility_location
+        alone = not self.joint or self.batch_size == 1
+        if self.backend == "triton":
+            from toma_diffusion.ops import triton_facility_location as kernels
+
+            if alone and self.regions.size <= kernels.LARGEST_IN_REGISTERS:
+                picks = kernels.select(tokens.detach(), self.destinations_per_region, self.regions.tiling)
+                return picks.reshape(-1, self.regions.count, self.destinations_per_region)
+            choose = kernels.select_from_similarity
         similarity = ops.cosine_similarity(self.regions.split(tokens))  # [B·R, n, n]
         size, count = self.regions.size, self.regions.count
-        if self.joint:  # candidates of a region × that region's tokens in all samples, side by side
+        if not alone:  # candidates of a region × that region's tokens in all samples, side by side
             similarity = similarity.reshape(self.batch_size, count, size, size).permute(1, 2, 0, 3).flatten(2)
-        picks = ops.facility_location(similarity, self.destinations_per_region)
+        picks = choose(similarity, self.destinations_per_region)
         return picks.reshape(-1, count, self.destinations_per_region)
 
     def _set_destinations(self, local: Tensor) -> None:
@@ -179,10 +217,10 @@ class MergePlan:
             self.destinations.copy_(self.positions)
         self._has_destinations = True
 
-    def _ready_weights(self) -> Tensor:
+    def _ready_mapping(self) -> Mapping:
         if not self._has_weights:
             raise RuntimeError("this plan has no weights yet: call update(tokens, Action.SELECT) first.")
-        return self.weights
+        return self.mapping
 
     def _check(self, tokens: Tensor, length: int) -> None:
         if tokens.ndim != 3 or tokens.shape[:2] != (self.batch_size, length):

@@ -85,6 +85,11 @@ class Regions:
         shape = f"{self.height}×{self.width}" if self.kind == "tile" else f"length {self.size}"
         return f"{self.count} {self.kind}{'s' if self.count > 1 else ''} of {shape}"
 
+    @property
+    def tiling(self) -> tuple[int, int, int]:
+        """What a kernel needs to find a region's tokens: the layout's width, a region's height and width."""
+        return self.layout.width, self.height, self.width
+
     def split(self, tokens: Tensor) -> Tensor:
         """[B, N, C] -> [B·R, n, C], the regions of a sample one after another."""
         channels = tokens.shape[-1]

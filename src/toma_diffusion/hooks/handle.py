@@ -152,6 +152,9 @@ def _prepare_compiler() -> None:
     # Compiled block by block, every kind of block needs up to three graphs for the first of its kind, one for the
     # others, and one outside the window. Stable Diffusion 1.5 has four kinds; torch gives up at 8 graphs by default.
     torch._dynamo.config.recompile_limit = max(GRAPHS_PER_BLOCK_CLASS, torch._dynamo.config.recompile_limit)
+    # By default code compiled for a module without hooks is used for one that has them: a block left alone would lend
+    # its code to the merged ones, and an unmerged model of the same class to the whole merged model.
+    torch._dynamo.config.skip_nnmodule_hook_guards = False
 
 
 def find_root(model: nn.Module) -> RootHook | None:

@@ -71,6 +71,12 @@ class Site:
         start = self.image_start(tokens.shape[1], plan, merged=True)
         return _replace(tokens, 1, start, plan.num_destinations, plan.unmerge)
 
+    def unmerge_onto(self, whole: Tensor, plan: MergePlan, change: Tensor) -> Tensor:
+        """`whole` + the unmerged `change`; in one kernel where the sequence is the image alone."""
+        if change.shape[1] == plan.num_destinations:
+            return plan.unmerge(change, residual=whole)
+        return whole + self.unmerge(plan, change)
+
     def gather(self, plan: MergePlan, tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Position tables with the image grid's rows reduced to those of the destinations."""
         start = self.image_start(tables[0].shape[0], plan)
@@ -208,7 +214,7 @@ class LeaveBlock(Hook):
             raise RuntimeError("the first block of this run was skipped, so its tokens were never merged.")
         self.run.whole = self.run.merged = None
         result = output if self.stream is None else output[self.stream]
-        result = whole + self.site.unmerge(plan, result - merged)
+        result = self.site.unmerge_onto(whole, plan, result - merged)
         if self.stream is None:
             return result
         return tuple(result if index == self.stream else item for index, item in enumerate(output))

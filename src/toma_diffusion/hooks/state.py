@@ -111,7 +111,7 @@ class MergeState:
         self._used.add(key)
         if key not in self._plans:
             with torch.inference_mode(False):  # a buffer made in inference mode could not be updated outside it
-                self._plans[key] = MergePlan(
+                plan = MergePlan(
                     grid,
                     self.config,
                     batch_size=sample.shape[0],
@@ -119,4 +119,9 @@ class MergeState:
                     device=sample.device,
                     joint=call.joint,
                 )
+            from torch._dynamo import mark_static_address  # imported at the first install, takes seconds before
+
+            for buffer in plan.buffers:  # so that compiled code may update it inside a CUDA graph
+                mark_static_address(buffer, guard=False)  # another pass has other buffers: no reason to compile again
+            self._plans[key] = plan
         return self._plans[key]

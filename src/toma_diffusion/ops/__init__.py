@@ -1,14 +1,12 @@
 """The operators of token merging: tensors in, tensors out.
 
-Each is a `torch.library` operator with a fake implementation, so that `torch.compile(fullgraph=True)` passes through.
-They are registered with `Library.define`, not `custom_op`: a call then costs 1 µs over a plain function, not 10 µs
-(CPU, torch 2.13), and an eager SDXL step makes about 400 of them.
+What chooses destinations and weights is a `torch.library` operator with a fake implementation: `torch.compile` passes
+over it without unrolling its loop. Similarity is one too, so that compiled and eager code round it alike: cosines tie
+by nature, and a tie that rounding breaks the other way changes every later pick. They are registered with
+`Library.define`, not `custom_op`: a call then costs 1 µs over a plain function, not 10 µs (CPU, torch 2.13). They carry
+no gradient: the choice is a constant to it. `merge` and `unmerge` are plain torch, into which a compiler may look.
 
-Similarity is an operator of its own so that compiled and eager code round it alike: cosines tie by nature, and a tie
-that rounding breaks the other way changes every later pick.
-
-They carry no gradient. Where one is asked for, `merge` and `unmerge` run the plain torch code instead, which has one;
-the choice of destinations and weights is a constant to it.
+`triton_*.py` are the same on NVIDIA GPUs, for all regions of a grid at once; `backend.py` says when they run.
 """
 
 from __future__ import annotations
@@ -17,14 +15,16 @@ import torch
 from torch import Tensor
 
 from toma_diffusion.ops import reference
-from toma_diffusion.ops.reference import facility_location_value
+from toma_diffusion.ops.reference import facility_location_value, mean_weights
 
 __all__ = [
     "cosine_similarity",
     "facility_location",
     "facility_location_value",
+    "mean_weights",
     "merge",
     "merge_weights",
+    "nearest_destinations",
     "unmerge",
 ]
 
@@ -41,15 +41,11 @@ def _fake_facility_location(similarity: Tensor, num_select: int) -> Tensor:
 
 
 def _fake_merge_weights(tokens: Tensor, destinations: Tensor, scale: float) -> Tensor:
-    return tokens.new_empty((tokens.shape[0], destinations.shape[1], tokens.shape[1]))
+    return tokens.new_empty((tokens.shape[0], tokens.shape[1], destinations.shape[1])).mT
 
 
-def _fake_merge(tokens: Tensor, weights: Tensor) -> Tensor:
-    return tokens.new_empty((tokens.shape[0], weights.shape[1], tokens.shape[2]))
-
-
-def _fake_unmerge(merged: Tensor, weights: Tensor, pseudo_inverse: bool) -> Tensor:
-    return merged.new_empty((merged.shape[0], weights.shape[2], merged.shape[2]))
+def _fake_nearest_destinations(tokens: Tensor, destinations: Tensor) -> Tensor:
+    return tokens.new_empty(tokens.shape[:2], dtype=torch.int64)
 
 
 _library = torch.library.Library(NAMESPACE, "DEF")
@@ -57,8 +53,7 @@ for _signature, _implementation, _fake in (
     ("(Tensor tokens) -> Tensor", reference.cosine_similarity, _fake_cosine_similarity),
     ("(Tensor similarity, int num_select) -> Tensor", reference.facility_location, _fake_facility_location),
     ("(Tensor tokens, Tensor destinations, float scale) -> Tensor", reference.merge_weights, _fake_merge_weights),
-    ("(Tensor tokens, Tensor weights) -> Tensor", reference.merge, _fake_merge),
-    ("(Tensor merged, Tensor weights, bool pseudo_inverse) -> Tensor", reference.unmerge, _fake_unmerge),
+    ("(Tensor tokens, Tensor destinations) -> Tensor", reference.nearest_destinations, _fake_nearest_destinations),
 ):
     _name = _implementation.__name__
     _library.define(_name + _signature)
@@ -89,20 +84,23 @@ def facility_location(similarity: Tensor, num_select: int) -> Tensor:
 
 def merge_weights(tokens: Tensor, destinations: Tensor, scale: float) -> Tensor:
     """A = softmax(scale · cos) over the destinations: `[B, n, d]`, `[B, k]` -> `[B, k, n]`, columns sum to 1."""
-    _require(tokens.ndim == 3, "tokens", tokens, "[batch, tokens, width]")
-    _require(
-        destinations.ndim == 2 and destinations.shape[0] == tokens.shape[0], "destinations", destinations, "[batch, k]"
-    )
+    _require_destinations(tokens, destinations)
     weights: Tensor = _ops.merge_weights(tokens.detach(), destinations, scale)
     return weights
+
+
+def nearest_destinations(tokens: Tensor, destinations: Tensor) -> Tensor:
+    """Which destination every token is nearest to: `[B, n, d]`, `[B, k]` -> `int64 [B, n]`."""
+    _require_destinations(tokens, destinations)
+    nearest: Tensor = _ops.nearest_destinations(tokens.detach(), destinations)
+    return nearest
 
 
 def merge(tokens: Tensor, weights: Tensor) -> Tensor:
     """M X, the weighted mean of what merges into each destination: `[B, n, C]`, `[B, k, n]` -> `[B, k, C]`."""
     expected = f"[{weights.shape[0]}, {weights.shape[2]}, width], as the weights say"
     _require(tokens.ndim == 3 and tokens.shape[:2] == (weights.shape[0], weights.shape[2]), "tokens", tokens, expected)
-    merged: Tensor = (reference if _needs_gradient(tokens) else _ops).merge(tokens, weights)
-    return merged
+    return reference.merge(tokens, weights)
 
 
 def unmerge(merged: Tensor, weights: Tensor, method: str = "transpose") -> Tensor:
@@ -114,13 +112,14 @@ def unmerge(merged: Tensor, weights: Tensor, method: str = "transpose") -> Tenso
     _require(merged.ndim == 3 and merged.shape[:2] == weights.shape[:2], "merged", merged, expected)
     if method not in ("transpose", "pseudo-inverse"):
         raise ValueError(f"method={method!r} is not known: use 'transpose' or 'pseudo-inverse'.")
-    implementation = reference if _needs_gradient(merged) else _ops
-    tokens: Tensor = implementation.unmerge(merged, weights, method == "pseudo-inverse")
-    return tokens
+    return reference.unmerge(merged, weights, method == "pseudo-inverse")
 
 
-def _needs_gradient(tensor: Tensor) -> bool:
-    return tensor.requires_grad and torch.is_grad_enabled()
+def _require_destinations(tokens: Tensor, destinations: Tensor) -> None:
+    _require(tokens.ndim == 3, "tokens", tokens, "[batch, tokens, width]")
+    _require(
+        destinations.ndim == 2 and destinations.shape[0] == tokens.shape[0], "destinations", destinations, "[batch, k]"
+    )
 
 
 def _require(holds: bool, name: str, tensor: Tensor, expected: str) -> None:

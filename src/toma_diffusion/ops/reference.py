@@ -13,17 +13,18 @@ import torch
 from torch import Tensor
 
 LEAST_COSINE = -1.0
+LEAST_NORM = 1e-12
 
 
-def unit_tokens(tokens: Tensor) -> Tensor:
-    """x / max(‖x‖, eps), in float32 or better. A zero token stays zero."""
-    return torch.nn.functional.normalize(tokens.to(torch.promote_types(tokens.dtype, torch.float32)), dim=-1)
+def cosine(left: Tensor, right: Tensor) -> Tensor:
+    """cos(X_i, Y_j) in float32 or better, a zero token at 0 to all: [B, k, d], [B, n, d] -> [B, k, n]."""
+    norms = _norm(left)[:, :, None] * _norm(right)[:, None, :]
+    return _products(left, right.mT) / norms
 
 
 def cosine_similarity(tokens: Tensor) -> Tensor:
     """S_ij = cos(X_i, X_j): [B, n, d] -> [B, n, n]."""
-    unit = unit_tokens(tokens)
-    return unit @ unit.mT
+    return cosine(tokens, tokens)
 
 
 def facility_location(similarity: Tensor, num_select: int) -> Tensor:
@@ -72,14 +73,31 @@ def merge_weights(tokens: Tensor, destinations: Tensor, scale: float) -> Tensor:
     Returns:
         A, `[B, k, n]`, in the tokens' dtype.
     """
-    unit = unit_tokens(tokens)
-    unit_destinations = unit.gather(1, destinations[:, :, None].expand(-1, -1, unit.shape[2]))  # [B, k, d]
-    return (scale * unit_destinations @ unit.mT).softmax(dim=-2).to(tokens.dtype)
+    chosen = tokens.gather(1, destinations[:, :, None].expand(-1, -1, tokens.shape[2]))  # [B, k, d]
+    # Over the last dimension, then transposed: on an H200 over the first of 2048 × 4096 it took 3.5 ms, 30 times as long.
+    return (scale * cosine(tokens, chosen)).softmax(dim=-1).to(tokens.dtype).mT
+
+
+def nearest_destinations(tokens: Tensor, destinations: Tensor) -> Tensor:
+    """The limit of `merge_weights` for a scale without bound: [B, n, d], [B, k] -> int64 [B, n], each 0 ≤ … < k.
+
+    Every token goes to its nearest destination, the first of equals; a destination to itself.
+    """
+    chosen = tokens.gather(1, destinations[:, :, None].expand(-1, -1, tokens.shape[2]))  # [B, k, d]
+    nearest = cosine(tokens, chosen).argmax(dim=-1)
+    slots = torch.arange(destinations.shape[1], device=tokens.device).expand_as(destinations)
+    return nearest.scatter(1, destinations, slots)
+
+
+def mean_weights(weights: Tensor) -> Tensor:
+    """M = A / row sums, which makes means of sums. A row that rounding has emptied stays zero."""
+    exact = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    return (exact / exact.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(exact.dtype).tiny)).to(weights.dtype)
 
 
 def merge(tokens: Tensor, weights: Tensor) -> Tensor:
     """M X: every destination becomes the weighted mean of what merges into it. [B, n, C], [B, k, n] -> [B, k, C]."""
-    return _row_normalized(weights).to(tokens.dtype) @ tokens
+    return mean_weights(weights).to(tokens.dtype) @ tokens
 
 
 def unmerge(merged: Tensor, weights: Tensor, pseudo_inverse: bool = False) -> Tensor:
@@ -90,12 +108,20 @@ def unmerge(merged: Tensor, weights: Tensor, pseudo_inverse: bool = False) -> Te
     """
     if not pseudo_inverse:
         return weights.mT.to(merged.dtype) @ merged
-    matrix = _row_normalized(weights)  # M
+    matrix = mean_weights(weights.to(torch.promote_types(weights.dtype, torch.float32)))  # M
     inverse_gram: Tensor = torch.linalg.pinv(matrix @ matrix.mT, hermitian=True)
     return (matrix.mT @ (inverse_gram @ merged.to(matrix.dtype))).to(merged.dtype)
 
 
-def _row_normalized(weights: Tensor) -> Tensor:
-    """M, in float32 or better. A row that rounding has emptied stays zero: no token takes anything from it."""
-    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-    return weights / weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+def _norm(tokens: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(tokens, dim=-1, dtype=torch.promote_types(tokens.dtype, torch.float32))
+    return norm.clamp_min(LEAST_NORM)
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """In float32 or better. Products of half-precision numbers are exact in float32, so a GPU's matrix units may make
+    them; converting both sides first would put 30 times slower units to work."""
+    if left.is_cuda and left.dtype in (torch.float16, torch.bfloat16):
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    dtype = torch.promote_types(left.dtype, torch.float32)
+    return left.to(dtype) @ right.to(dtype)

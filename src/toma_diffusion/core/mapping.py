@@ -1,0 +1,273 @@
+"""How tokens go to their destinations and back: by a matrix, by an index, or not at all.
+
+Every mapping owns fixed buffers that are updated in place. `update` reads tokens [B, N, d] and destinations, `merge`
+makes [B, D, C] of [B, N, C], and `unmerge` the reverse, on top of a residual if one is given.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from toma_diffusion import ops
+from toma_diffusion.core.regions import Regions
+
+_FIXED_SEED = 0
+"""Fixed choices come from a generator of their own: the user's random state is never touched."""
+
+LARGEST_UNROLLED = 8
+"""Tokens of a region up to which compiled code writes the sums out, so that the compiler can fuse them with the norms,
+gates and residuals around them; a matrix product it cannot."""
+
+
+class Mapping(ABC):
+    """The way between all tokens of a grid and their destinations."""
+
+    @abstractmethod
+    def update(self, tokens: Tensor, destinations: Tensor) -> None:
+        """Assign [B, N, d] to destinations [B·R, k], which are indices inside each region."""
+
+    @abstractmethod
+    def fix(self) -> None:
+        """Take a random assignment once and for all, without looking at tokens."""
+
+    @abstractmethod
+    def merge(self, tokens: Tensor) -> Tensor:
+        """[B, N, C] -> [B, D, C]."""
+
+    @abstractmethod
+    def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[B, D, C] -> [B, N, C], added to the residual if there is one."""
+
+    @abstractmethod
+    def matrix(self) -> Tensor:
+        """A written out, [B·R, k, n]: how much of every token goes to each destination of its region."""
+
+    @abstractmethod
+    def buffers(self) -> list[Tensor]:
+        """What it holds in memory."""
+
+
+class SoftMapping(Mapping):
+    """By a matrix: A, columns summing to 1, and M = A / row sums; a block of them per region."""
+
+    def __init__(
+        self,
+        regions: Regions,
+        batch_size: int,
+        block_destinations: int,
+        *,
+        scale: float,
+        unmerge: str,
+        backend: str,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        self.regions = regions
+        self.scale = scale
+        self.method = unmerge
+        shape = (batch_size * regions.count, block_destinations, regions.size)
+        self.weights = torch.zeros(shape, dtype=dtype, device=device)
+        """A, [B·R, k, n]."""
+        self.means = torch.zeros(shape, dtype=dtype, device=device)
+        """M, [B·R, k, n]."""
+        # A global matrix is one large product, which torch's own library does best.
+        self.use_triton = backend == "triton" and regions.count > 1
+        self.unrolled = regions.size <= LARGEST_UNROLLED and unmerge == "transpose"
+
+    def update(self, tokens: Tensor, destinations: Tensor) -> None:
+        """Compute A and M from this step's tokens."""
+        if self.use_triton:
+            from toma_diffusion.ops import triton_weights
+
+            if self.regions.size <= triton_weights.LARGEST_REGION:
+                tiling = self.regions.tiling
+                triton_weights.weigh(
+                    tokens.detach(), destinations, tiling, scale=self.scale, weights=self.weights, means=self.means
+                )
+                return
+        self.weights.copy_(ops.merge_weights(self.regions.split(tokens), destinations, self.scale))
+        self.means.copy_(ops.mean_weights(self.weights))
+
+    def fix(self) -> None:
+        """The same random matrix for all samples."""
+        generator = torch.Generator().manual_seed(_FIXED_SEED)
+        self.weights.copy_(torch.randn(self.weights.shape[1:], generator=generator).softmax(dim=-2))
+        self.means.copy_(ops.mean_weights(self.weights))
+
+    def merge(self, tokens: Tensor) -> Tensor:
+        """M X."""
+        if self._unroll():
+            split = self.regions.split(tokens)
+            sums = [self.means[:, :, index, None] * split[:, index, None, :] for index in range(self.regions.size)]
+            merged = _sum(sums)
+        elif self._launch(tokens):
+            from toma_diffusion.ops import triton_merge
+
+            return triton_merge.merge(tokens, self.means, self.regions.tiling)
+        else:
+            merged = self.means.to(tokens.dtype) @ self.regions.split(tokens)  # [B·R, k, C]
+        return merged.reshape(tokens.shape[0], -1, tokens.shape[2])
+
+    def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Aᵀ Y, or M⁺ Y."""
+        if self._launch(merged) and not self._unroll() and self.method == "transpose":
+            from toma_diffusion.ops import triton_merge
+
+            return triton_merge.unmerge(merged, self.weights, self.regions.tiling, residual)
+        blocks = merged.reshape(self.weights.shape[0], self.weights.shape[1], -1)  # [B·R, k, C]
+        if self._unroll():
+            sums = [self.weights[:, slot, :, None] * blocks[:, slot, None, :] for slot in range(blocks.shape[1])]
+            spread = _sum(sums)
+        else:
+            spread = ops.unmerge(blocks, self.weights, self.method)
+        tokens = self.regions.join(spread)
+        return tokens if residual is None else residual + tokens
+
+    def matrix(self) -> Tensor:
+        """A as it is stored."""
+        return self.weights
+
+    def buffers(self) -> list[Tensor]:
+        """A and M."""
+        return [self.weights, self.means]
+
+    def _launch(self, tokens: Tensor) -> bool:
+        return self.use_triton and tokens.dtype == self.weights.dtype and not _needs_gradient(tokens)
+
+    def _unroll(self) -> bool:
+        return self.unrolled and torch.compiler.is_compiling()
+
+
+class HardMapping(Mapping):
+    """By an index: every token goes to one destination alone, and a merged token is the mean of its members."""
+
+    def __init__(
+        self,
+        regions: Regions,
+        batch_size: int,
+        block_destinations: int,
+        *,
+        backend: str,
+        device: torch.device | str,
+    ) -> None:
+        self.regions = regions
+        self.batch_size = batch_size
+        self.num_destinations = regions.count * block_destinations
+        self.num_tokens = regions.count * regions.size
+        all_tokens, all_destinations = batch_size * self.num_tokens, batch_size * self.num_destinations
+        self.assignment = torch.zeros(batch_size, self.num_tokens, dtype=torch.int64, device=device)
+        """[B, N]: which merged token each token goes to."""
+        self.rows = torch.zeros(all_tokens, dtype=torch.int64, device=device)
+        """[B·N]: the same among the merged tokens of all samples."""
+        self.members = torch.zeros(all_tokens, dtype=torch.int64, device=device)
+        """[B·N]: the tokens, as rows of all samples, in the order of their destinations."""
+        self.offsets = torch.zeros(all_destinations + 1, dtype=torch.int64, device=device)
+        """[B·D + 1]: where the members of each destination begin."""
+        self.use_triton = backend == "triton"
+
+    def update(self, tokens: Tensor, destinations: Tensor) -> None:
+        """Find the nearest destination of every token."""
+        if self.use_triton and self.regions.count > 1:
+            from toma_diffusion.ops import triton_weights
+
+            if self.regions.size <= triton_weights.LARGEST_REGION:
+                triton_weights.weigh(tokens.detach(), destinations, self.regions.tiling, nearest=self.assignment)
+                self._index()
+                return
+        self._assign(ops.nearest_destinations(self.regions.split(tokens), destinations), destinations.shape[1])
+
+    def fix(self) -> None:
+        """A random destination of its region for every token, the same in all samples; none stays empty."""
+        generator = torch.Generator().manual_seed(_FIXED_SEED)
+        per_region = self.num_destinations // self.regions.count
+        slots = torch.arange(self.regions.size).remainder(per_region)
+        shuffled = torch.rand(self.regions.count, self.regions.size, generator=generator).argsort(dim=-1)
+        self._assign(slots[shuffled].to(self.rows.device), per_region)
+
+    def merge(self, tokens: Tensor) -> Tensor:
+        """The mean of every destination's members."""
+        if self.use_triton and not _needs_gradient(tokens):
+            from toma_diffusion.ops import triton_merge
+
+            return triton_merge.merge_members(tokens, self.members, self.offsets, self.num_destinations)
+        means = functional.embedding_bag(
+            self.members, tokens.reshape(-1, tokens.shape[2]), self.offsets[:-1], mode="mean"
+        )
+        return means.reshape(self.batch_size, self.num_destinations, -1)
+
+    def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Every token takes what its destination has."""
+        tokens = merged.reshape(-1, merged.shape[2]).index_select(0, self.rows)
+        tokens = tokens.reshape(self.batch_size, self.num_tokens, -1)
+        return tokens if residual is None else residual + tokens
+
+    def matrix(self) -> Tensor:
+        """One 1 in every column."""
+        per_region = self.num_destinations // self.regions.count
+        slots = self.regions.split(self.assignment[:, :, None])[:, :, 0] % per_region  # [B·R, n]
+        return functional.one_hot(slots, per_region).mT.float()
+
+    def buffers(self) -> list[Tensor]:
+        """The index and its inverse."""
+        return [self.assignment, self.rows, self.members, self.offsets]
+
+    def _assign(self, nearest: Tensor, per_region: int) -> None:
+        """From [B·R, n], or [R, n] for all samples: the slot of every token's destination in its region."""
+        region = torch.arange(nearest.shape[0], device=nearest.device)[:, None] % self.regions.count
+        self.assignment.copy_(self.regions.join((nearest + region * per_region)[:, :, None])[:, :, 0])
+        self._index()
+
+    def _index(self) -> None:
+        """Turn the assignment round: from destinations to tokens."""
+        sample = torch.arange(self.batch_size, device=self.rows.device)[:, None]
+        self.rows.copy_((self.assignment + sample * self.num_destinations).reshape(-1))
+        ordered, members = self.rows.sort(stable=True)
+        self.members.copy_(members)
+        bounds = torch.arange(self.offsets.shape[0], device=self.rows.device)
+        self.offsets.copy_(torch.searchsorted(ordered, bounds))
+
+
+class SliceMapping(Mapping):
+    """Not at all: the first tokens are taken, the others dropped. Nothing merges for less."""
+
+    def __init__(self, num_tokens: int, num_destinations: int) -> None:
+        self.num_tokens = num_tokens
+        self.num_destinations = num_destinations
+
+    def update(self, tokens: Tensor, destinations: Tensor) -> None:
+        """Nothing depends on the tokens."""
+
+    def fix(self) -> None:
+        """Nothing is random."""
+
+    def merge(self, tokens: Tensor) -> Tensor:
+        """The first D tokens."""
+        return tokens.narrow(1, 0, self.num_destinations)
+
+    def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The merged tokens, then zeros."""
+        tokens = functional.pad(merged, (0, 0, 0, self.num_tokens - self.num_destinations))
+        return tokens if residual is None else residual + tokens
+
+    def matrix(self) -> Tensor:
+        """Ones for the tokens that are taken, nothing for the others."""
+        return torch.eye(self.num_destinations, self.num_tokens)[None]
+
+    def buffers(self) -> list[Tensor]:
+        """None."""
+        return []
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def _needs_gradient(tensor: Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()

@@ -1,0 +1,32 @@
+"""How kernels find tokens of a region in the row-major sequence: by arithmetic, so that no tile is ever copied out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def token_rows(region, local, LAYOUT_WIDTH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """Row-major indices in the grid of the tokens `local` of a `region`; see `Regions.positions`."""
+    columns: tl.constexpr = LAYOUT_WIDTH // WIDTH
+    row = (region // columns) * HEIGHT + local // WIDTH
+    return row * LAYOUT_WIDTH + (region % columns) * WIDTH + local % WIDTH
+
+
+def dense_channels(tokens: Tensor) -> Tensor:
+    """Kernels step over samples and tokens by strides, over channels one by one."""
+    return tokens if tokens.stride(-1) == 1 else tokens.contiguous()
+
+
+def power_of_two(number: int, smallest: int = 16) -> int:
+    """The power of two at or above `number`. Matrix products want 16 or more."""
+    return max(smallest, 1 << (number - 1).bit_length())
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Start `kernel` on `grid`. (Triton's own types do not know that a kernel takes a grid in brackets.)"""
+    kernel[grid](*arguments, **constants)
