@@ -29,8 +29,10 @@ test-compat: .venv-compat/installed ## the tests of the seam, with the oldest di
 test-gpu: $(VENV)/installed-dev ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
-bench: $(VENV)/installed-dev ## time the operators on this machine, into benchmarks/results/local/
-	$(BIN)/python benchmarks/bench_plan.py --output benchmarks/results/local/plan.csv
+bench: $(VENV)/installed-dev ## time the operators and denoisers on this machine, into benchmarks/results/local/
+	for op in facility_location weights merge; do $(BIN)/python benchmarks/bench_$$op.py || exit 1; done
+	$(BIN)/toma bench --model sdxl --output benchmarks/results/local/denoiser.csv
+	$(BIN)/toma bench --model flux --output benchmarks/results/local/denoiser.csv
 
 clean:
 	rm -rf $(VENV) .venv-compat demo dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

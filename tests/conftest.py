@@ -12,6 +12,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+# Without a GPU Triton interprets its kernels on the CPU. It must know before it is imported, which torch does late.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # One thread, for two reasons: the tests run in parallel already (two processes of two threads each took 18 s for what
 # takes 1.3 s with one), and BLAS splits a product over threads by its size, so a larger batch may round differently.
 torch.set_num_threads(1)
@@ -28,6 +32,8 @@ def _seeded():
 
 def pytest_collection_modifyitems(items):
     for item in items:
+        if item.path.name.startswith("test_triton") and torch.cuda.is_available():
+            item.add_marker(pytest.mark.gpu)
         if "gpu" in item.path.parts:
             item.add_marker(pytest.mark.gpu)
             if not torch.cuda.is_available():

@@ -1,4 +1,6 @@
-"""The seam on a GPU: half precision, no synchronisation in the loop, inductor."""
+"""The seam on a GPU: half precision, no synchronisation in the loop, inductor, CUDA graphs."""
+
+import math
 
 import pytest
 import torch
@@ -6,6 +8,8 @@ from tiny import FAMILIES, SCOPES, SETTINGS
 
 from toma_diffusion import apply_toma, remove_toma
 
+BLOCKS = ("BasicTransformerBlock", "FluxTransformerBlock", "FluxSingleTransformerBlock", "JointTransformerBlock")
+BY_NAME = {family.name: family for family in FAMILIES}
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 
@@ -51,15 +55,53 @@ def test_nothing_waits_for_the_device_in_the_loop(family, scope):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@every_family
-def test_inductor_equals_eager(family):
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("sdxl", {"scope": "module"}),
+        ("sdxl", {"scope": "module", "scale": math.inf, "assign": "global"}),
+        ("sdxl", {"scope": "stage"}),
+        ("flux", {"scope": "module"}),
+        ("flux", {"scope": "stage"}),
+        ("sd3", {"scope": "block"}),
+    ],
+)
+def test_inductor_equals_eager(name, settings, mode):
+    """Block by block, one of them left alone; with CUDA graphs too, which hold the addresses of the plans' buffers."""
     torch.compiler.reset()
+    family = BY_NAME[name]
     model, eager = family.build().to("cuda"), family.build().to("cuda")
     inputs = on_gpu(family.inputs(), torch.float32)
     for each in (model, eager):
-        apply_toma(each, **SETTINGS, select_every=4, reweigh_every=2)
-    model.compile(fullgraph=True)
-    compiled, plain = steps(model, inputs, 6), steps(eager, inputs, 6)
+        apply_toma(each, **SETTINGS | {"skip_blocks": (0,)}, select_every=4, reweigh_every=2, **settings)
+    for module in model.modules():
+        if type(module).__name__ in BLOCKS:
+            module.compile(fullgraph=True, mode=mode)
+    compiled, plain = steps(model, inputs, 12), steps(eager, inputs, 12)
     for ours, theirs in zip(compiled, plain, strict=True):
         # The median: kernels round differently, and a tie between two tokens may be broken the other way.
         assert (ours - theirs).abs().median() < 1e-3
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("name", ["sdxl", "flux"])
+def test_captured_by_hand(name, scope):
+    """One graph for every action; replayed in the schedule's order they make the images of eager steps."""
+    family = BY_NAME[name]
+    model, inputs = family.build().to("cuda", torch.float16), on_gpu(family.inputs(), torch.float16)
+    handle = apply_toma(model, **SETTINGS, select_every=4, reweigh_every=2, scope=scope)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), torch.no_grad():
+        expected = [model(**inputs, return_dict=False)[0].clone() for _ in range(4)]
+        stream.synchronize()
+        handle.reset()
+        graphs, outputs, pool = [], [], torch.cuda.graph_pool_handle()
+        for _ in range(4):  # select, reuse, reweigh, reuse
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[-1], pool=pool, stream=stream):
+                outputs.append(model(**inputs, return_dict=False)[0])
+    for graph, output, truth in zip(graphs, outputs, expected, strict=True):
+        graph.replay()
+        torch.cuda.synchronize()
+        torch.testing.assert_close(output, truth, atol=1e-3, rtol=1e-3)

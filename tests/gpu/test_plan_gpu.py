@@ -1,4 +1,6 @@
-"""The plain torch operators and the plan on a GPU: against float32, compiled by inductor, inside CUDA graphs."""
+"""The plan on a GPU, by kernels and in plain torch: against float32, compiled by inductor, inside CUDA graphs."""
+
+import math
 
 import pytest
 import torch
@@ -7,10 +9,13 @@ from toma_diffusion import Action, Grid, MergePlan, Schedule, ToMAConfig, ops
 from toma_diffusion.config import ASSIGNMENTS
 
 GRID = Grid(64, 64)
+BACKENDS = ("torch", "triton")
+
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
-def make(assign: str = "local", dtype: torch.dtype = torch.float16, **arguments) -> MergePlan:
-    return MergePlan(GRID, ToMAConfig(assign=assign), batch_size=2, dtype=dtype, device="cuda", **arguments)
+def make(dtype: torch.dtype = torch.float16, joint: bool = False, **settings) -> MergePlan:
+    return MergePlan(GRID, ToMAConfig(**settings), batch_size=2, dtype=dtype, device="cuda", joint=joint)
 
 
 def step(plan: MergePlan, tokens: torch.Tensor, action: Action) -> torch.Tensor:
@@ -18,14 +23,24 @@ def step(plan: MergePlan, tokens: torch.Tensor, action: Action) -> torch.Tensor:
     return tokens + plan.unmerge(torch.tanh(plan.merge(tokens)))
 
 
+def test_kernels_are_what_runs_by_default():
+    assert make().backend == "triton"
+    assert make(backend="torch").backend == "torch"
+
+
+@every_backend
 @pytest.mark.parametrize("assign", ASSIGNMENTS)
+@pytest.mark.parametrize("scale", [1000.0, math.inf])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_stays_near_float32(assign, dtype):
+def test_half_precision_stays_near_float32(assign, scale, dtype, backend):
+    """With the same destinations: a tie may be broken the other way."""
     tokens = torch.randn(2, GRID.num_tokens, 320, device="cuda").to(dtype)
-    plan, truth = make(assign, dtype), make(assign, torch.float32)
-    plan.update(tokens, Action.SELECT)
+    plan = make(dtype, assign=assign, scale=scale, backend=backend)
+    truth = make(torch.float32, assign=assign, scale=scale, backend="torch")
     truth.update(tokens.float(), Action.SELECT)
-    assert torch.equal(plan.positions, truth.positions)
+    plan.update(tokens, Action.SELECT)
+    plan.destinations.copy_(truth.destinations)
+    plan.update(tokens, Action.REWEIGH)
     difference = plan.unmerge(plan.merge(tokens)).float() - truth.unmerge(truth.merge(tokens.float()))
     assert difference.abs().max() <= 8 * torch.finfo(dtype).eps
 
@@ -49,21 +64,29 @@ def test_batch_equals_single_samples():
         assert torch.equal(together.positions[index : index + 1], alone.positions)
 
 
-@pytest.mark.parametrize("joint", [False, True])
-def test_compiled_whole_graph_equals_eager(joint):
+@every_backend
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"scale": math.inf}, {"assign": "global"}, {"joint": True}, {"num_regions": 1024}]
+)
+def test_compiled_whole_graph_equals_eager(settings, mode, backend):
     torch.compiler.reset()
-    compiled = torch.compile(step, fullgraph=True)
-    plan, twin, schedule = make(joint=joint), make(joint=joint), Schedule()
+    compiled = torch.compile(step, fullgraph=True, mode=mode)
+    plan, twin, schedule = make(backend=backend, **settings), make(backend=backend, **settings), Schedule()
+    for buffer in plan.buffers:
+        torch._dynamo.mark_static_address(buffer, guard=False)
     for index in range(12):
         tokens = torch.randn(2, GRID.num_tokens, 64, device="cuda", dtype=torch.float16)
         action = schedule.action(index, 12)
         torch.testing.assert_close(compiled(plan, tokens, action), step(twin, tokens, action), atol=4e-3, rtol=4e-3)
 
 
+@every_backend
+@pytest.mark.parametrize("scale", [1000.0, math.inf])
 @pytest.mark.parametrize("action", list(Action))
-def test_captured_graph_replays_the_plan_in_place(action):
+def test_captured_graph_replays_the_plan_in_place(action, scale, backend):
     tokens = torch.randn(2, GRID.num_tokens, 64, device="cuda", dtype=torch.float16)
-    plan = make()
+    plan = make(scale=scale, backend=backend)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -73,7 +96,7 @@ def test_captured_graph_replays_the_plan_in_place(action):
     with torch.cuda.graph(graph):
         output = step(plan, tokens, action)
     tokens.copy_(torch.randn_like(tokens))
-    twin = make()
+    twin = make(scale=scale, backend=backend)
     twin.positions.copy_(plan.positions)
     graph.replay()
     expected = tokens + plan.unmerge(torch.tanh(plan.merge(tokens)))
@@ -83,12 +106,14 @@ def test_captured_graph_replays_the_plan_in_place(action):
         assert torch.equal(plan.positions, twin.positions)
 
 
+@every_backend
+@pytest.mark.parametrize("scale", [1000.0, math.inf])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_not_a_number_stays_in_bounds(bad):
+def test_not_a_number_stays_in_bounds(bad, scale, backend):
     """An index out of bounds would be a device-side assertion at the synchronisation."""
     tokens = torch.randn(2, GRID.num_tokens, 64, device="cuda", dtype=torch.float16)
     tokens[0, 100:3000] = bad
-    plan = make()
+    plan = make(scale=scale, backend=backend)
     step(plan, tokens, Action.SELECT)
     torch.cuda.synchronize()
     assert all(row.unique().numel() == plan.num_destinations for row in plan.positions)

@@ -2,6 +2,7 @@
 
 import typer
 
+from toma_diffusion.cli.bench import bench
 from toma_diffusion.cli.env import env
 from toma_diffusion.cli.explain import explain
 
@@ -13,4 +14,5 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.command()(explain)
+app.command()(bench)
 app.command()(env)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from types import TracebackType
 
-import torch
 from torch import nn
 
 from toma_diffusion.hooks.sites import Arguments, Hook, Keywords
 from toma_diffusion.hooks.state import Call, MergeState
 from toma_diffusion.hooks.summary import BlockRecord, Summary, summarize
 
-GRAPHS_PER_BLOCK_CLASS = 64
-"""How many variants torch.compile may make of one block's code."""
+GRAPHS_PER_BLOCK_CLASS = 256
+"""How many variants torch.compile may make of one block's code. A setting needs up to eight; those of settings no
+longer in use stay in memory, in case they come back."""
 
 
 @dataclass(eq=False)
@@ -38,14 +37,13 @@ class Placement:
         else:
             self.module.register_forward_hook(self.hook, with_kwargs=True)  # type: ignore[arg-type]
 
-    def follow(self) -> bool:
+    def follow(self) -> None:
         """Move the hook if the module was replaced since: LoRA wraps single layers in others, and unwraps them."""
         if not self._may_move or (target := self._target()) is self.module:
-            return False
+            return
         _remove_hooks(self.module, lambda hook: hook is self.hook)
         self.module = target
         self.put()
-        return True
 
     def _target(self) -> nn.Module:
         return self.parent if self.name is None else self.parent.get_submodule(self.name)
@@ -66,9 +64,8 @@ class RootHook(Hook):
         """Forward pre-hook of the denoiser."""
         if self.state.enabled:
             self.check(module)
-        moved = [placement for placement in self.placements if placement.follow()]
-        if moved:
-            forget_compiled_code()
+        for placement in self.placements:
+            placement.follow()
         self.state.begin_call(self.read_call(module, args, kwargs))
 
 
@@ -103,7 +100,6 @@ class ToMAHandle:
         for placement in root.placements:
             _remove_hooks(placement.module, lambda hook: isinstance(hook, Hook))
         _remove_hooks(self.model, lambda hook: isinstance(hook, Hook))
-        forget_compiled_code()
 
     def summary(self) -> Summary:
         """What is merged, on which grids, how much it saves, and what is left alone and why. Print it."""
@@ -136,13 +132,12 @@ def install(model: nn.Module, root: RootHook) -> ToMAHandle:
     _prepare_compiler()
     for placement in [Placement(model, None, root), *root.placements]:
         placement.put()
-    forget_compiled_code()
     return ToMAHandle(model)
 
 
 @cache
 def _prepare_compiler() -> None:
-    """Keep the root hook out of graphs, and leave room for the graphs of the merged blocks.
+    """Keep the root hook out of graphs, leave room for the graphs of the merged blocks, and have hooks looked at.
 
     Done at the first install, not at import: it imports torch's compiler and triton, which takes seconds.
     """
@@ -153,8 +148,10 @@ def _prepare_compiler() -> None:
     # others, and one outside the window. Stable Diffusion 1.5 has four kinds; torch gives up at 8 graphs by default.
     torch._dynamo.config.recompile_limit = max(GRAPHS_PER_BLOCK_CLASS, torch._dynamo.config.recompile_limit)
     # By default code compiled for a module without hooks is used for one that has them: a block left alone would lend
-    # its code to the merged ones, and an unmerged model of the same class to the whole merged model.
+    # its code to the merged ones, and an unmerged model of the same class to the whole merged model. What is compiled
+    # from now on looks whether there are hooks; what was compiled before does not, and must go.
     torch._dynamo.config.skip_nnmodule_hook_guards = False
+    torch.compiler.reset()
 
 
 def find_root(model: nn.Module) -> RootHook | None:
@@ -170,9 +167,3 @@ def _remove_hooks(module: nn.Module, chosen: Callable[[object], bool]) -> None:
         for key in [key for key, hook in hooks.items() if chosen(hook)]:
             del hooks[key]
             with_kwargs.pop(key, None)
-
-
-def forget_compiled_code() -> None:
-    """Code compiled earlier would go on without the hooks, or with them: torch does not look at hooks again."""
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()

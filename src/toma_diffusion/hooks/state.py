@@ -86,6 +86,7 @@ class MergeState:
         if tick.step == 0 and tick.ordinal == 0:
             # Buffers of the last generation are used again, those of sizes no longer in use are freed.
             self._plans = {key: self._plans[key] for key in self._used}
+            self._used.clear()
             self.forget_choices()
         if self.active:
             self.current = {
@@ -95,8 +96,7 @@ class MergeState:
             }
 
     def forget_choices(self) -> None:
-        """Every plan chooses anew when it is next used, whatever the schedule says."""
-        self._used.clear()
+        """Every plan chooses anew when it is next used, whatever the schedule says. Its buffers stay where they are."""
         for plan in self._plans.values():
             plan.forget()
 

@@ -41,7 +41,7 @@ def _fake_facility_location(similarity: Tensor, num_select: int) -> Tensor:
 
 
 def _fake_merge_weights(tokens: Tensor, destinations: Tensor, scale: float) -> Tensor:
-    return tokens.new_empty((tokens.shape[0], tokens.shape[1], destinations.shape[1])).mT
+    return tokens.new_empty((tokens.shape[0], destinations.shape[1], tokens.shape[1]))
 
 
 def _fake_nearest_destinations(tokens: Tensor, destinations: Tensor) -> Tensor:

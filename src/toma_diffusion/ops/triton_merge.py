@@ -15,10 +15,7 @@ from torch import Tensor
 from toma_diffusion.ops.triton_tiles import dense_channels, launch, power_of_two, token_rows
 
 BLOCK_C = 128
-"""Channels a program works on."""
-NUM_WARPS = 4
-GROUP_ROWS = 16
-MEMBERS = (4, 1024, 4)
+"""Channels a program works on. With 4 warps the best of 64, 128, 256 × 2, 4, 8 on an H200, or within 5 % of it."""
 BLOCK_ROWS = 64
 """Most tokens, and most destinations, a program takes at once."""
 
@@ -130,7 +127,6 @@ def _merge_members(
     num_tokens,
     num_destinations,
     CHANNELS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     destination = tl.program_id(0)
@@ -140,14 +136,20 @@ def _merge_members(
     end = tl.load(offsets + destination + 1)
     base = tokens + sample.to(tl.int64) * batch_stride
     total = tl.zeros((BLOCK_C,), tl.float32)
-    while start < end:
-        place = start + tl.arange(0, BLOCK_M)
+    count = (end - start).to(tl.float32)
+    while end - start > 2:  # a long row of members four by four, so that four loads are on their way at once
+        place = start + tl.arange(0, 4)
         row = tl.load(members + place, mask=place < end, other=0) - sample * num_tokens
         mask = (place < end)[:, None] & (channel < CHANNELS)[None, :]
         x = tl.load(base + (row * row_stride)[:, None] + channel[None, :], mask=mask, other=0.0)
         total += tl.sum(x.to(tl.float32), axis=0)
-        start += BLOCK_M
-    count = (end - tl.load(offsets + destination)).to(tl.float32)
+        start += 4
+    if end > start:  # one or two, the most frequent case
+        place = start + tl.arange(0, 2)
+        row = tl.load(members + place, mask=place < end, other=0) - sample * num_tokens
+        mask = (place < end)[:, None] & (channel < CHANNELS)[None, :]
+        x = tl.load(base + (row * row_stride)[:, None] + channel[None, :], mask=mask, other=0.0)
+        total += tl.sum(x.to(tl.float32), axis=0)
     mean = (total / tl.maximum(count, 1.0)).to(merged.dtype.element_ty)
     tl.store(merged + destination.to(tl.int64) * CHANNELS + channel, mean, mask=channel < CHANNELS)
 
@@ -185,7 +187,7 @@ def merge(tokens: Tensor, means: Tensor, tiling: tuple[int, int, int]) -> Tensor
         BLOCK_K=block_k,
         BLOCK_N=min(BLOCK_ROWS, power_of_two(group * size)),
         BLOCK_C=BLOCK_C,
-        num_warps=NUM_WARPS,
+        num_warps=4,
     )
     return merged
 
@@ -225,7 +227,7 @@ def unmerge(merged: Tensor, weights: Tensor, tiling: tuple[int, int, int], resid
         BLOCK_N=block_n,
         BLOCK_C=BLOCK_C,
         HAS_RESIDUAL=residual is not None,
-        num_warps=NUM_WARPS,
+        num_warps=4,
     )
     return result
 
@@ -239,7 +241,8 @@ def merge_members(tokens: Tensor, members: Tensor, offsets: Tensor, num_destinat
     tokens = dense_channels(tokens)
     batch, length, channels = tokens.shape
     merged = torch.empty(batch, num_destinations, channels, dtype=tokens.dtype, device=tokens.device)
-    block_c = min(MEMBERS[1], power_of_two(channels))
+    # One warp a program: the best of 1, 2, 4 × 256, 512, 1024 channels × 1, 2, 4, 8 members at once on an H200.
+    block_c = power_of_two(channels) if channels <= 1024 else 512
     launch(
         _merge_members,
         (batch * num_destinations, triton.cdiv(channels, block_c)),
@@ -252,13 +255,12 @@ def merge_members(tokens: Tensor, members: Tensor, offsets: Tensor, num_destinat
         length,
         num_destinations,
         CHANNELS=channels,
-        BLOCK_M=MEMBERS[0],
         BLOCK_C=block_c,
-        num_warps=MEMBERS[2],
+        num_warps=1,
     )
     return merged
 
 
 def _group(size: int) -> int:
     """How many regions a program takes: as many as fill a matrix unit's 16 rows."""
-    return max(1, GROUP_ROWS // size)
+    return max(1, 16 // size)

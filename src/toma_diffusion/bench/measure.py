@@ -1,0 +1,133 @@
+"""One cell: apply the method, compile, warm up, time, and leave the model as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toma_diffusion.api import apply_toma
+from toma_diffusion.bench import caching
+from toma_diffusion.bench.models import Denoiser
+from toma_diffusion.bench.pipelines import EndToEnd
+from toma_diffusion.bench.scenario import Cell, Group
+from toma_diffusion.bench.timing import (
+    Generation,
+    Host,
+    Timing,
+    capture,
+    compile_model,
+    forget_compiled,
+    median_seconds,
+    peak_mib,
+    time_runs,
+)
+from toma_diffusion.hooks.handle import find_root
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found out about one cell."""
+
+    timing: Timing
+    peak_mib: float | None
+    pipeline_s: float | None
+    cache_hits: float | None
+    backend: str
+    warnings: tuple[str, ...]
+    """Why the time may say little."""
+
+
+def measure(
+    denoiser: Denoiser,
+    group: Group,
+    cell: Cell,
+    *,
+    repeats: int,
+    end_to_end: EndToEnd | None,
+    stage: Callable[[str], None],
+) -> Measured:
+    """Time `repeats` runs of one cell. `stage` is told what is being done."""
+    host = Host(denoiser.model, group.steps)
+    generation = Generation(host, calls(denoiser, group))
+    is_compiled, is_cached = group.compile != "none", group.cache is not None
+    with ExitStack() as undo:
+        if cell.config is not None:
+            undo.enter_context(apply_toma(host, cell.config))
+        hits = caching.share_of_hits(generation) if is_cached else None
+        if is_compiled:
+            undo.callback(forget_compiled, denoiser.model, free=group.mode != "graph")
+            compile_model(denoiser.model, group.compile, fullgraph=not is_cached)
+        stage("compiling" if is_compiled else "warming up")
+        output = generation.run()
+        stage("timing")
+        peak = peak_mib(generation.run, denoiser.device)
+        run = capture(generation) if group.mode == "graph" else generation.run
+        with _no_recompilation() if is_compiled and not is_cached else nullcontext():
+            timing = time_runs(run, repeats, group.steps, denoiser.device)
+        seconds = None
+        if end_to_end is not None:
+            stage("timing the pipeline with")
+            seconds = _pipeline_seconds(end_to_end, group, host, run, repeats, denoiser.device)
+        return Measured(timing, peak, seconds, hits, _backend(cell, denoiser), tuple(_warnings(output, denoiser)))
+
+
+def calls(denoiser: Denoiser, group: Group) -> list[dict[str, Any]]:
+    """The keyword arguments of every step. Only a cache can tell whether the sample moves."""
+    inputs = denoiser.inputs(group.batch, group.resolution.width, group.resolution.height)
+    if group.cache is not None:
+        return caching.moving_calls(inputs, denoiser.family.sample, group.steps)
+    return [inputs] * group.steps
+
+
+def attention_of(model: Any) -> str:
+    """Which attention runs: torch's own, called directly or through diffusers' choice of backends."""
+    processors = getattr(model, "attn_processors", {}).values()
+    chosen = {each._attention_backend for each in processors if hasattr(each, "_attention_backend")}
+    if not chosen:
+        return "sdpa"
+    from diffusers.models.attention_dispatch import _AttentionBackendRegistry
+
+    registry: Any = _AttentionBackendRegistry
+    active = registry.get_active_backend()
+    default = active[0] if isinstance(active, tuple) else active
+    names = {str(getattr(each or default, "value", each or default)) for each in chosen}
+    return "sdpa:" + "+".join(sorted(names))
+
+
+def _pipeline_seconds(
+    end_to_end: EndToEnd, group: Group, host: Host, run: Callable[[], object], repeats: int, device: torch.device
+) -> float:
+    def image() -> None:
+        host.begin()
+        end_to_end.image(group, run)
+
+    image()
+    return median_seconds(image, repeats, device)
+
+
+def _backend(cell: Cell, denoiser: Denoiser) -> str:
+    """What the plans say they ran, else what was asked for."""
+    root = find_root(denoiser.model)
+    if root is None or cell.config is None:
+        return ""
+    told = {str(plan.backend) for plan in root.state.current.values() if hasattr(plan, "backend")}
+    return "+".join(sorted(told)) or cell.config.backend
+
+
+def _warnings(output: Tensor, denoiser: Denoiser) -> Iterator[str]:
+    if not bool(torch.isfinite(output).all()):
+        yield "the output is not finite"
+    root = find_root(denoiser.model)
+    if root is not None and all(plan.is_identity for plan in root.state.current.values()):
+        yield "nothing was merged, because the regions are too small to remove a token from"
+
+
+def _no_recompilation() -> AbstractContextManager[Any]:
+    """Make a run fail that would compile anything: its time would not be that of the model."""
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("fail_on_recompile")
+    return stance

@@ -1,0 +1,169 @@
+"""The rows: one schema, one file that is valid CSV at every moment, and what of it need not be measured again."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measurement with everything that it depends on. Times are medians; None is written as nothing."""
+
+    model: str
+    method: str
+    settings: str
+    """What the user set and what differs from the defaults, as compact JSON."""
+    scope: str
+    assign: str
+    ratio: str
+    resolution: str
+    """Width x height."""
+    batch: str
+    """Of one call of the denoiser, both halves of classifier-free guidance included."""
+    mode: str
+    compile: str
+    steps: str
+    step_ms: float
+    """Time of a run of that many steps, divided by their number."""
+    step_ms_p20: float
+    step_ms_p80: float
+    baseline_ms: float
+    """Without merging, in the same group and the same run of the benchmark."""
+    speedup: float
+    lower_bound_ms: float | None = None
+    over_lower_bound: float | None = None
+    """step_ms / lower_bound_ms − 1: what choosing and weighing cost."""
+    floor_ms: float | None = None
+    over_floor: float | None = None
+    """step_ms / floor_ms − 1: what merging costs altogether."""
+    peak_mib: float | None = None
+    baseline_peak_mib: float | None = None
+    pipeline_s: float | None = None
+    """Text encoders, all steps and the decoder."""
+    baseline_pipeline_s: float | None = None
+    cache: str = ""
+    """Threshold of the first-block cache, if it is on."""
+    cache_hits: float | None = None
+    """Share of the steps in which the cache skipped the blocks."""
+    backend: str = ""
+    """Which operators merged."""
+    attention: str = ""
+    dtype: str = ""
+    gpu: str = ""
+    torch: str = ""
+    diffusers: str = ""
+    triton: str = ""
+    toma_diffusion: str = ""
+    commit: str = ""
+    date: str = ""
+    baseline_drift: float | None = None
+    """By how much the baseline's time changed from the group's beginning to its end, as a share. Far from 0, something
+    else was using the machine, and the speed-up says nothing. Not known while the group is not finished."""
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The machine and the code. Rows of other facts are never mixed with ours."""
+
+    gpu: str
+    torch: str
+    diffusers: str
+    triton: str
+    toma_diffusion: str
+    commit: str
+
+
+def gather_facts(device: torch.device, commit: str | None = None) -> Facts:
+    """Those of this machine; `commit` stands in for that of the package's checkout."""
+    from toma_diffusion import __version__
+
+    return Facts(
+        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        torch=torch.__version__,
+        diffusers=_version("diffusers"),
+        triton=_version("triton"),
+        toma_diffusion=__version__,
+        commit=commit or head_of_package(),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def head_of_package() -> str:
+    """The commit of the checkout that the package runs from; `unknown` if it is installed elsewhere."""
+    package = Path(__file__).parents[1]
+    # An installed copy may lie inside another project's checkout, whose commit would say nothing.
+    for command in (["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "--short", "HEAD"]):
+        try:
+            told = subprocess.run(["git", *command], cwd=package, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return "unknown"
+    return told.stdout.strip()
+
+
+class Records:
+    """A CSV file of rows. Every new row replaces the file as a whole, so that it is never seen half written."""
+
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        self.path = path
+        self.rows: list[dict[str, str]] = []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not fresh:
+            self.rows = read(path)
+        else:
+            self._write()
+
+    def append(self, row: Row) -> None:
+        """Add a row; when this returns, it is on the disk."""
+        self.rows.append({name: "" if value is None else str(value) for name, value in asdict(row).items()})
+        self._write()
+
+    def note_drift(self, first: int, drift: float) -> None:
+        """Add to all rows from that number on how much the baseline drifted meanwhile."""
+        for row in self.rows[first:]:
+            row["baseline_drift"] = str(drift)
+        self._write()
+
+    def matching(self, wanted: Mapping[str, str]) -> list[dict[str, str]]:
+        """The rows that have these values."""
+        return [row for row in self.rows if wanted.items() <= row.items()]
+
+    def _write(self) -> None:
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, fieldnames=COLUMNS)
+                writer.writeheader()
+                writer.writerows(self.rows)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a file. One with other columns is refused, not overwritten."""
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise ValueError(
+                f"{str(path)!r} has other columns than these rows: give another --output, or --fresh to overwrite it."
+            )
+        return list(reader)

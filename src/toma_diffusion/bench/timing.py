@@ -1,0 +1,219 @@
+"""Timing whole generations: every step of the schedule counts, those that select as well as those that reuse."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toma_diffusion.adapters import find_adapter
+from toma_diffusion.core import Action
+from toma_diffusion.hooks.handle import GRAPHS_PER_BLOCK_CLASS, find_root
+
+MIB = 2**20
+CONVOLUTIONAL_BLOCK = "ResnetBlock2D"
+"""Compiled beside the transformer blocks in UNets, so that block by block both sides have little left uncompiled."""
+
+
+class Host:
+    """Stands where the pipeline stands for token merging: it holds the model and tells where a generation begins.
+
+    `ToMAHandle.reset` would do that too, but it frees the plans' buffers, which a pipeline's next generation keeps.
+    """
+
+    def __init__(self, model: nn.Module, num_steps: int = 1) -> None:
+        self.transformer = model
+        self.num_steps = num_steps
+        self.scheduler = SimpleNamespace()
+        self.begin()
+
+    def begin(self) -> None:
+        """A new generation: the scheduler gets new timesteps."""
+        self.scheduler.timesteps = torch.arange(self.num_steps)
+
+
+@dataclass(eq=False)
+class Generation:
+    """The denoiser's calls of one image, from the first step to the last."""
+
+    host: Host
+    calls: list[dict[str, Any]]
+    """The keyword arguments of every step."""
+
+    @property
+    def model(self) -> Any:
+        """The denoiser."""
+        return self.host.transformer
+
+    def begin(self) -> None:
+        """Start over: the next call is the first step, and a block cache is empty."""
+        self.host.begin()
+        if getattr(self.model, "is_cache_enabled", False):
+            self.model._reset_stateful_cache()
+
+    def call(self, step: int) -> Tensor:
+        """One step."""
+        output: Tensor = self.model(**self.calls[step], return_dict=False)[0]
+        return output
+
+    def run(self) -> Tensor:
+        """All steps. Returns the last one's output."""
+        self.begin()
+        with torch.no_grad(), cache_context(self.model):
+            for step in range(len(self.calls)):
+                output = self.call(step)
+        return output
+
+    def actions(self) -> list[Action | None]:
+        """What the schedule asks for in every step; None where nothing is merged."""
+        root = find_root(self.model)
+        steps = len(self.calls)
+        return [root.state.schedule.action(step, steps) if root else None for step in range(steps)]
+
+    def last_action(self) -> Action | None:
+        """What the last call really did."""
+        root = find_root(self.model)
+        return root.state.action if root and root.state.active else None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds a step, over several runs."""
+
+    median: float
+    p20: float
+    p80: float
+
+    @classmethod
+    def of(cls, milliseconds: list[float]) -> Timing:
+        """Summarize the samples."""
+        if len(milliseconds) == 1:
+            return cls(*milliseconds * 3)
+        fifths = statistics.quantiles(milliseconds, n=5, method="inclusive")
+        return cls(statistics.median(milliseconds), fifths[0], fifths[3])
+
+
+def cache_context(model: Any) -> AbstractContextManager[Any]:
+    """What diffusers' pipelines wrap a denoiser's call in; nothing where no block cache is on."""
+    context: AbstractContextManager[Any] = nullcontext()
+    if getattr(model, "is_cache_enabled", False):
+        context = model.cache_context("cond")
+    return context
+
+
+def time_runs(run: Callable[[], object], repeats: int, steps: int, device: torch.device) -> Timing:
+    """Repeat a run of `steps` steps: by CUDA events around the whole run on a GPU, by the clock on a CPU."""
+    measure = _milliseconds_on_gpu if device.type == "cuda" else _milliseconds_on_cpu
+    return Timing.of([measure(run) / steps for _ in range(repeats)])
+
+
+def _milliseconds_on_gpu(run: Callable[[], object]) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def _milliseconds_on_cpu(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) * 1e3
+
+
+def median_seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Time of something that also computes on the CPU: from the call until the device is done."""
+    seconds = []
+    for _ in range(repeats):
+        synchronize(device)
+        start = time.perf_counter()
+        run()
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_mib(run: Callable[[], object], device: torch.device) -> float | None:
+    """The most memory in use at any moment of a run, weights included. Not known on a CPU."""
+    if device.type != "cuda":
+        run()
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / MIB
+
+
+def compile_model(model: Any, how: str, *, fullgraph: bool = True, backend: str = "inductor") -> None:
+    """Compile at the next call: `whole`, or `block` by block; `none` does nothing."""
+    if how == "none":
+        return
+    import torch._dynamo
+
+    limit = torch._dynamo.config.recompile_limit
+    torch._dynamo.config.recompile_limit = max(GRAPHS_PER_BLOCK_CLASS, limit)
+    for module in [model] if how == "whole" else compiled_blocks(model):
+        module.compile(fullgraph=fullgraph, dynamic=False, backend=backend)
+
+
+def compiled_blocks(model: nn.Module) -> list[nn.Module]:
+    """What is compiled block by block."""
+    adapter = find_adapter(model)
+    blocks = [block.module for block in adapter.blocks(model)] if adapter else []
+    return blocks + [module for module in model.modules() if type(module).__name__ == CONVOLUTIONAL_BLOCK]
+
+
+def forget_compiled(model: nn.Module, *, free: bool) -> None:
+    """Undo `compile_model`. To `free` what was compiled costs the next cell its own, where both share blocks; to keep
+    it costs every compiled call a look through more variants, which matters unless CUDA graphs are replayed."""
+    for module in model.modules():
+        module._compiled_call_impl = None
+    if free:
+        torch.compiler.reset()
+
+
+def capture(generation: Generation) -> Callable[[], None]:
+    """A generation as CUDA graphs, one for every action of its schedule: replaying them costs the kernels alone."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        generation.run()  # all buffers must exist before the capture, and the libraries' workspaces on this stream
+    torch.cuda.synchronize()
+    pool = torch.cuda.graph_pool_handle()
+    graphs: dict[Action | None, torch.cuda.CUDAGraph] = {}
+    actions = generation.actions()
+    generation.begin()
+    with torch.no_grad():
+        for step, action in enumerate(actions):
+            if action in graphs:
+                generation.call(step)
+            else:
+                graphs[action] = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graphs[action], pool=pool, stream=stream):
+                    generation.call(step)
+            if generation.last_action() is not action:
+                raise RuntimeError(f"step {step} did {generation.last_action()}, but the schedule says {action}.")
+    torch.cuda.synchronize()
+    order = [graphs[action] for action in actions]
+
+    def replay() -> None:
+        for graph in order:
+            graph.replay()
+
+    return replay

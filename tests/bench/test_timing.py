@@ -1,0 +1,158 @@
+"""Runs: a generation's schedule really happens in each, and nothing is left behind."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from toma_diffusion import Action, MergePlan, apply_toma
+from toma_diffusion.bench import caching
+from toma_diffusion.bench.measure import measure
+from toma_diffusion.bench.models import SD3, SD35_LARGE, SMALL_SD35, build, build_empty
+from toma_diffusion.bench.scenario import Cell, Group, Resolution
+from toma_diffusion.bench.timing import Generation, Host, Timing, compile_model, compiled_blocks, forget_compiled
+from toma_diffusion.config import ToMAConfig
+
+CPU = torch.device("cpu")
+SIDE = 128
+
+
+def ready(name: str):
+    denoiser = build(name, small=True, device=CPU)
+    denoiser.materialize()
+    return denoiser
+
+
+def generation_of(denoiser, steps: int) -> Generation:
+    return Generation(Host(denoiser.model, steps), [denoiser.inputs(1, SIDE, SIDE)] * steps)
+
+
+@pytest.fixture
+def updates(monkeypatch):
+    """What plans are really asked to do: (plan, action) in order."""
+    seen = []
+    update = MergePlan.update
+
+    def spy(plan, tokens, action):
+        seen.append((plan, action))
+        update(plan, tokens, action)
+
+    monkeypatch.setattr(MergePlan, "update", spy)
+    return seen
+
+
+class TestGeneration:
+    @pytest.mark.parametrize("name", ["sd15", "flux", "sd35"])
+    def test_every_run_follows_the_schedule_with_the_same_buffers(self, name, updates):
+        generation = generation_of(ready(name), steps=7)
+        with apply_toma(generation.host, "fast", num_regions=4, select_every=4, reweigh_every=2):
+            plans = []
+            for _ in range(2):
+                updates.clear()
+                generation.run()
+                plans.append({id(plan) for plan, _ in updates})
+                for plan in plans[-1]:
+                    actions = Counter(action for each, action in updates if id(each) == plan)
+                    assert actions == {Action.SELECT: 2, Action.REWEIGH: 2}
+            assert plans[0] == plans[1] != set()
+            cycle = [Action.SELECT, Action.REUSE, Action.REWEIGH, Action.REUSE]
+            assert generation.actions() == (cycle * 2)[:7]
+
+    def test_a_window_counts_the_steps_of_the_run(self, updates):
+        generation = generation_of(ready("sd35"), steps=4)
+        with apply_toma(generation.host, "fast", num_regions=4, window=(0.5, 1.0)):
+            generation.run()
+            assert [action for _, action in updates] == [Action.SELECT]
+            assert generation.actions() == [None, None, Action.SELECT, Action.REUSE]
+            assert generation.last_action() is Action.REUSE
+
+    def test_last_action_is_what_the_call_did(self):
+        generation = generation_of(ready("sd35"), steps=3)
+        assert generation.actions() == [None] * 3
+        with apply_toma(generation.host, "fast", num_regions=4, select_every=2, reweigh_every=2), torch.no_grad():
+            generation.begin()
+            done = []
+            for step in range(3):
+                generation.call(step)
+                done.append(generation.last_action())
+            assert done == generation.actions() == [Action.SELECT, Action.REUSE, Action.SELECT]
+
+
+def test_percentiles():
+    assert Timing.of([3.0]) == Timing(3.0, 3.0, 3.0)
+    assert Timing.of([5.0, 1.0, 2.0, 4.0, 3.0, 6.0]) == Timing(3.5, 2.0, 5.0)
+
+
+class TestCompiled:
+    @pytest.mark.parametrize("how", ["block", "whole"])
+    def test_equals_eager_and_is_undone(self, how):
+        denoiser = ready("sd35")
+        generation = generation_of(denoiser, steps=2)
+        eager = generation.run()
+        compile_model(denoiser.model, how, backend="aot_eager")
+        generation.run()
+        with torch.compiler.set_stance("fail_on_recompile"):
+            torch.testing.assert_close(generation.run(), eager, atol=1e-5, rtol=1e-4)
+        forget_compiled(denoiser.model, free=True)
+        assert torch.equal(generation.run(), eager)
+        assert all(module._compiled_call_impl is None for module in denoiser.model.modules())
+
+    def test_block_by_block_has_transformers_and_convolutions(self):
+        names = Counter(
+            type(module).__name__ for module in compiled_blocks(build("sdxl", small=False, device=CPU).model)
+        )
+        assert names == {"BasicTransformerBlock": 70, "ResnetBlock2D": 17}
+
+    def test_a_cell_with_inductor(self):
+        denoiser = build("sd35", small=True, device=CPU)
+        denoiser.model = build_empty(SD3, {**SD35_LARGE, **SMALL_SD35, "num_layers": 1})
+        denoiser.materialize()
+        group = Group("sd35", Resolution(SIDE, SIDE), 1, "compiled", "block", 2, None, "float32")
+        stages = []
+        cell = Cell("fast", ToMAConfig.from_preset("fast", num_regions=4))
+        found = measure(denoiser, group, cell, repeats=1, end_to_end=None, stage=stages.append)
+        assert stages == ["compiling", "timing"]
+        assert found.timing.median > 0
+        assert found.warnings == ()
+        assert not any(module._forward_hooks for module in denoiser.model.modules())
+
+
+class TestMeasure:
+    group = Group("sd35", Resolution(SIDE, SIDE), 1, "eager", "none", 2, None, "float32")
+
+    def measured(self, denoiser, **settings):
+        cell = Cell("fast", ToMAConfig.from_preset("fast", **settings))
+        return measure(denoiser, self.group, cell, repeats=1, end_to_end=None, stage=lambda text: None)
+
+    def test_hooks_are_gone_after_a_failure(self):
+        denoiser = ready("sd35")
+        with pytest.raises(ValueError, match="skip_blocks"):
+            self.measured(denoiser, skip_blocks=(99,))
+        broken = denoiser.model.transformer_blocks[2].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            self.measured(denoiser)
+        broken.remove()
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in denoiser.model.modules())
+        assert self.measured(denoiser).warnings == ()
+
+    def test_warns_of_what_makes_a_time_meaningless(self):
+        denoiser = ready("sd35")
+        (warning,) = self.measured(denoiser, num_regions=16, ratio=0.1).warnings
+        assert "nothing was merged" in warning
+        denoiser.model.proj_out.weight.data.fill_(float("inf"))
+        (warning,) = self.measured(denoiser, num_regions=4).warnings
+        assert "not finite" in warning
+
+
+class TestCache:
+    def test_hits_are_counted_and_every_run_begins_empty(self):
+        denoiser = ready("flux")
+        calls = caching.moving_calls(denoiser.inputs(1, SIDE, SIDE), denoiser.family.sample, 4)
+        assert not torch.equal(calls[0]["hidden_states"], calls[1]["hidden_states"])
+        generation = Generation(Host(denoiser.model, 4), calls)
+        for threshold, hits in ((0.0, 0.0), (1e9, 0.75)):
+            caching.enable(denoiser.model, threshold)
+            with apply_toma(generation.host, "fast", num_regions=4, ratio=0.5):
+                assert [caching.share_of_hits(generation) for _ in range(2)] == [hits, hits]
+            assert caching.share_of_hits(generation) == hits
+            denoiser.model.disable_cache()

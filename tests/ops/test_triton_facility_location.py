@@ -1,0 +1,55 @@
+"""The selection kernels against the reference. Cosines tie by nature, so the value reached is compared there."""
+
+import pytest
+import torch
+from kernel_cases import DEVICE, every_case, every_dtype, tokens_and_regions
+
+from toma_diffusion.ops import cosine_similarity, facility_location, facility_location_value
+
+kernels = pytest.importorskip("toma_diffusion.ops.triton_facility_location")
+
+
+def values(similarity, picks):
+    return facility_location_value(similarity, picks)
+
+
+@every_case
+@every_dtype
+def test_reaches_the_value_of_the_reference_with_every_pick(case, dtype):
+    tokens, regions = tokens_and_regions(case, dtype)
+    if regions.size > kernels.LARGEST_IN_REGISTERS:
+        pytest.skip("too large for registers")
+    similarity = cosine_similarity(regions.split(tokens))
+    count = max(1, regions.size // 2)
+    picks = kernels.select(tokens, count, regions.tiling)
+    assert picks.shape == (len(similarity), count)
+    assert all(len(set(row)) == count for row in picks.tolist())
+    torch.testing.assert_close(
+        values(similarity, picks), values(similarity, facility_location(similarity, count)), rtol=2e-3, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(("groups", "candidates", "tokens", "count"), [(3, 20, 20, 20), (1, 9, 40, 5), (2, 33, 7, 12)])
+def test_picks_equal_the_reference_where_nothing_ties(groups, candidates, tokens, count):
+    similarity = torch.rand(groups, candidates, tokens, device=DEVICE) * 2 - 1
+    expected = facility_location(similarity, count)
+    assert torch.equal(kernels.select_from_similarity(similarity.clone(), count), expected)
+
+
+def test_clusters_are_found():
+    """Four bundles of four directions in a tile of sixteen: one destination in each."""
+    centres = torch.eye(8, device=DEVICE)[:4].repeat_interleave(4, dim=0)
+    tokens = (centres + 0.01 * torch.randn(16, 8, device=DEVICE))[None]
+    picks = kernels.select(tokens, 4, (4, 4, 4))
+    assert sorted(picks[0].tolist()[i] // 4 for i in range(4)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, float("nan"), float("inf")])
+def test_equal_and_bad_tokens_give_distinct_indices_in_bounds(value):
+    tokens = torch.full((1, 24, 8), value, device=DEVICE)
+    for picks in (
+        kernels.select(tokens, 9, (24, 1, 12)),
+        kernels.select_from_similarity(cosine_similarity(tokens.view(2, 12, 8)), 9),
+    ):
+        assert picks.shape == (2, 9)
+        assert all(len(set(row)) == 9 and 0 <= min(row) <= max(row) < 12 for row in picks.tolist())

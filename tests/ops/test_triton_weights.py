@@ -1,0 +1,56 @@
+"""The weights kernel against float32."""
+
+import pytest
+import torch
+from kernel_cases import assert_as_exact_as_torch, chosen, every_case, every_dtype, tokens_and_regions
+
+from toma_diffusion.ops import mean_weights, merge_weights, nearest_destinations
+
+kernels = pytest.importorskip("toma_diffusion.ops.triton_weights")
+
+
+@pytest.fixture
+def problem(case, dtype):
+    tokens, regions = tokens_and_regions(case, dtype)
+    if regions.size > kernels.LARGEST_REGION:
+        pytest.skip("too large for one program")
+    return tokens, regions, chosen(regions, len(tokens))
+
+
+@every_case
+@every_dtype
+@pytest.mark.parametrize("scale", [3.0, 1000.0])
+def test_weights_and_means(problem, scale):
+    tokens, regions, destinations = problem
+    split = regions.split(tokens)
+    truth = merge_weights(split.double(), destinations, scale).float()
+    theirs = merge_weights(split, destinations, scale)
+    weights, means = (torch.full_like(theirs, float("nan")) for _ in range(2))
+    weights, means = weights.contiguous(), means.contiguous()
+    kernels.weigh(tokens, destinations, regions.tiling, scale=scale, weights=weights, means=means)
+    rounding = 5e-7 * scale  # of cosines near 1, times the scale
+    assert_as_exact_as_torch(weights, theirs, truth, rounding)
+    assert_as_exact_as_torch(means, mean_weights(theirs), mean_weights(truth), rounding)
+
+
+@every_case
+@every_dtype
+def test_nearest(problem):
+    tokens, regions, destinations = problem
+    nearest = torch.full(tokens.shape[:2], -1, dtype=torch.int64, device=tokens.device)
+    kernels.weigh(tokens, destinations, regions.tiling, nearest=nearest)
+    count = destinations.shape[1]
+    local = regions.split(nearest[:, :, None])[:, :, 0]
+    first = torch.arange(regions.count, device=tokens.device).repeat(len(tokens))[:, None] * count
+    assert torch.equal(local - first, nearest_destinations(regions.split(tokens), destinations))
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan")])
+def test_equal_and_bad_tokens_stay_in_bounds(value):
+    tokens = torch.full((1, 16, 8), value)
+    tokens = tokens.to("cuda" if torch.cuda.is_available() else "cpu")
+    destinations = torch.tensor([[3, 1, 7], [0, 5, 2]], device=tokens.device)
+    nearest = torch.full((1, 16), -1, dtype=torch.int64, device=tokens.device)
+    kernels.weigh(tokens, destinations, (16, 1, 8), nearest=nearest)
+    assert ((nearest >= 0) & (nearest < 6)).all()
+    assert nearest[0, [3, 1, 7]].tolist() == [0, 1, 2]
