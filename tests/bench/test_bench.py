@@ -137,7 +137,7 @@ class TestResuming:
         denoiser = build("sd15", small=True, device=torch.device("cpu"))
         methods = tuple(Method.parse(text) for text in ("toma", "fast:select_every=2"))
         scenario = Scenario(
-            methods, (0.5,), (), (Resolution(128, 128),), (2,), ("eager",), "block", 3, 2, True, False, None
+            methods, (0.5,), (), (Resolution(128, 128),), (2,), ("eager",), "block", 3, 2, ("floor",), False, None
         )
         comparisons = compare(denoiser.model, methods, (0.5,), (), bounds=("lower-bound", "floor"))
         facts = gather_facts(torch.device("cpu"))

@@ -137,19 +137,13 @@ def _merge_members(
     base = tokens + sample.to(tl.int64) * batch_stride
     total = tl.zeros((BLOCK_C,), tl.float32)
     count = (end - start).to(tl.float32)
-    while end - start > 2:  # a long row of members four by four, so that four loads are on their way at once
-        place = start + tl.arange(0, 4)
-        row = tl.load(members + place, mask=place < end, other=0) - sample * num_tokens
-        mask = (place < end)[:, None] & (channel < CHANNELS)[None, :]
-        x = tl.load(base + (row * row_stride)[:, None] + channel[None, :], mask=mask, other=0.0)
-        total += tl.sum(x.to(tl.float32), axis=0)
-        start += 4
-    if end > start:  # one or two, the most frequent case
+    while start < end:  # two by two: most destinations have one or two members
         place = start + tl.arange(0, 2)
         row = tl.load(members + place, mask=place < end, other=0) - sample * num_tokens
         mask = (place < end)[:, None] & (channel < CHANNELS)[None, :]
         x = tl.load(base + (row * row_stride)[:, None] + channel[None, :], mask=mask, other=0.0)
         total += tl.sum(x.to(tl.float32), axis=0)
+        start += 2
     mean = (total / tl.maximum(count, 1.0)).to(merged.dtype.element_ty)
     tl.store(merged + destination.to(tl.int64) * CHANNELS + channel, mean, mask=channel < CHANNELS)
 
