@@ -55,6 +55,25 @@ class TestHard:
         assert (first.weights.sum(dim=-1) >= 1).all()
 
 
+@pytest.mark.parametrize("scale", [10.0, math.inf])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_part_of_the_tokens_at_a_time_gives_the_same(settings, scale, monkeypatch):
+    tokens = torch.randn(2, 60, 8)
+    whole = selected(tokens, Grid(6, 10), scale=scale, **settings)
+    for module in (ops, ops.reference):
+        monkeypatch.setattr(module, "tokens_at_once", lambda batch, count: 7)
+    parts = selected(tokens, Grid(6, 10), scale=scale, **settings)
+    torch.testing.assert_close(parts.weights, whole.weights)
+    torch.testing.assert_close(parts.merge(tokens), whole.merge(tokens))
+
+
+def test_the_similarities_of_a_part_stay_within_32_mebibytes():
+    for batch, count in ((2, 3072), (1, 2048), (16, 8192), (4096, 65536)):
+        part = ops.tokens_at_once(batch, count)
+        assert part >= 1
+        assert part == 1 or batch * count * part * 4 <= 32 * 2**20
+
+
 class TestSlice:
     def test_takes_the_first_and_adds_nothing_to_the_others(self):
         tokens = torch.randn(2, 64, 8)

@@ -89,14 +89,18 @@ class SoftMapping(Mapping):
                     tokens.detach(), destinations, tiling, scale=self.scale, weights=self.weights, means=self.means
                 )
                 return
-        self.weights.copy_(ops.merge_weights(self.regions.split(tokens), destinations, self.scale))
-        self.means.copy_(ops.mean_weights(self.weights))
+        split = self.regions.split(tokens)
+        part = ops.tokens_at_once(*destinations.shape)
+        for start in range(0, self.regions.size, part):  # of a global matrix a part at a time, to save memory
+            sources = split[:, start : start + part]
+            self.weights[:, :, start : start + part] = ops.merge_weights(split, destinations, self.scale, sources)
+        self._set_means()
 
     def fix(self) -> None:
         """The same random matrix for all samples."""
         generator = torch.Generator().manual_seed(_FIXED_SEED)
         self.weights.copy_(torch.randn(self.weights.shape[1:], generator=generator).softmax(dim=-2))
-        self.means.copy_(ops.mean_weights(self.weights))
+        self._set_means()
 
     def merge(self, tokens: Tensor) -> Tensor:
         """M X."""
@@ -134,6 +138,12 @@ class SoftMapping(Mapping):
     def buffers(self) -> list[Tensor]:
         """A and M."""
         return [self.weights, self.means]
+
+    def _set_means(self) -> None:
+        """`ops.mean_weights`, without the float32 copy of a matrix that may have millions of elements."""
+        dtype = torch.promote_types(self.weights.dtype, torch.float32)
+        sums = self.weights.sum(dim=-1, keepdim=True, dtype=dtype).clamp_min(torch.finfo(dtype).tiny)
+        torch.div(self.weights, sums, out=self.means)
 
     def _launch(self, tokens: Tensor) -> bool:
         return self.use_triton and tokens.dtype == self.weights.dtype and not _needs_gradient(tokens)
