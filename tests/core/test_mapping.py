@@ -98,6 +98,26 @@ def test_a_residual_is_added(settings, scale, unmerge):
         plan.unmerge(merged, merged)
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("scale", [10.0, math.inf])
+@pytest.mark.parametrize("asking", ["merged", "residual"])
+def test_gradients_flow_whoever_asks_for_them(asking, scale, backend):
+    if backend == "triton":
+        pytest.importorskip("triton")
+    plan = selected(torch.randn(1, 64, 8), Grid(8, 8), scale=scale, backend=backend)
+    tensors = {"merged": torch.randn(1, plan.num_destinations, 8), "residual": torch.randn(1, 64, 8)}
+    tensors[asking].requires_grad_()
+    plan.unmerge(**tensors).sum().backward()
+    assert tensors[asking].grad.abs().sum() > 0
+
+
+def test_a_residual_of_another_precision_is_not_rounded():
+    pytest.importorskip("triton")
+    tokens = torch.randn(1, 64, 8).half()
+    plan = selected(tokens, Grid(8, 8), backend="triton")
+    assert plan.unmerge(plan.merge(tokens), torch.randn(1, 64, 8)).dtype == torch.float32
+
+
 @pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75])
 @pytest.mark.parametrize("num_regions", [16, 4])
 def test_sums_written_out_for_the_compiler_are_the_same(num_regions, ratio):

@@ -118,7 +118,7 @@ class SoftMapping(Mapping):
 
     def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
         """Aᵀ Y, or M⁺ Y."""
-        if self._launch(merged) and not self._unroll() and self.method == "transpose":
+        if self.method == "transpose" and not self._unroll() and self._launch(merged, residual):
             from toma_diffusion.ops import triton_merge
 
             return triton_merge.unmerge(merged, self.weights, self.regions.tiling, residual)
@@ -145,8 +145,10 @@ class SoftMapping(Mapping):
         sums = self.weights.sum(dim=-1, keepdim=True, dtype=dtype).clamp_min(torch.finfo(dtype).tiny)
         torch.div(self.weights, sums, out=self.means)
 
-    def _launch(self, tokens: Tensor) -> bool:
-        return self.use_triton and tokens.dtype == self.weights.dtype and not _needs_gradient(tokens)
+    def _launch(self, *given: Tensor | None) -> bool:
+        return self.use_triton and all(
+            tensor is None or (tensor.dtype == self.weights.dtype and not _needs_gradient(tensor)) for tensor in given
+        )
 
     def _unroll(self) -> bool:
         return self.unrolled and torch.compiler.is_compiling()
