@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
@@ -31,32 +32,38 @@ class AttentionLengths(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@contextmanager
+def watch_plans(tell):
+    """Have `tell` called with "merge" or "unmerge" whenever a plan does that."""
+
+    def told(name):
+        method = getattr(MergePlan, name)
+
+        def call(plan, *args, **kwargs):
+            tell(name)
+            return method(plan, *args, **kwargs)
+
+        return call
+
+    with patch.multiple(MergePlan, merge=told("merge"), unmerge=told("unmerge")):
+        yield
+
+
 class CountOperators(TorchDispatchMode):
     """How often each of the package's operators runs, and how often a plan merges and unmerges."""
 
     def __init__(self):
         super().__init__()
         self.calls: Counter[str] = Counter()
-        self._patches = [patch.object(MergePlan, name, self._counted(name)) for name in ("merge", "unmerge")]
+        self._plans = watch_plans(lambda name: self.calls.update([name]))
 
     def __enter__(self):
-        for each in self._patches:
-            each.start()
+        self._plans.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error):
-        for each in self._patches:
-            each.stop()
+        self._plans.__exit__(*error)
         return super().__exit__(*error)
-
-    def _counted(self, name):
-        method = getattr(MergePlan, name)
-
-        def counted(plan, *args, **kwargs):
-            self.calls[name] += 1
-            return method(plan, *args, **kwargs)
-
-        return counted
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "toma_diffusion":

@@ -22,7 +22,7 @@ from diffusers import (
 )
 from diffusers.callbacks import SDCFGCutoffCallback
 from diffusers.utils import is_scipy_available, is_torchsde_available
-from observe import attention_lengths
+from observe import attention_lengths, watch_plans
 from tiny import FAMILIES, SETTINGS, sd15_unet
 from tiny_pipelines import (
     PIPELINES,
@@ -59,11 +59,14 @@ class Trace(TorchDispatchMode):
             self.model.register_forward_pre_hook(lambda *_: self._begin(), prepend=True),
             self.model.register_forward_hook(lambda *_: self._end()),
         ]
+        self.plans = watch_plans(lambda name: self.calls[-1].update([name]))
+        self.plans.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error):
         for hook in self.hooks:
             hook.remove()
+        self.plans.__exit__(*error)
         return super().__exit__(*error)
 
     def _begin(self):

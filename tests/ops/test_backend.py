@@ -24,7 +24,8 @@ def test_torch_where_it_was_asked_for_or_nothing_else_is_expected():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert backends.choose_backend("torch", GPU, torch.float16) == "torch"
-        assert backends.choose_backend("auto", CPU, torch.float32) == "torch"
+        for device in ("cpu", "mps", "meta"):
+            assert backends.choose_backend("auto", torch.device(device), torch.float32) == "torch"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ OLDEST_GPU = (7, 0)
 @cache
 def choose_backend(asked: str, device: torch.device, dtype: torch.dtype) -> str:
     """`torch` or `triton`, for what was `asked`. Says so, once, where that is slower than it might be."""
-    if asked == "torch" or (asked == "auto" and device.type == "cpu"):
+    if asked == "torch" or (asked == "auto" and device.type != "cuda"):
         return "torch"
     reason = _why_not_triton(device, dtype)
     if reason is None:
