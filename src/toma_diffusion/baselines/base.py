@@ -31,15 +31,6 @@ class BaselineConfig(Config):
     def left_alone(self, blocks: list[Block]) -> dict[int, str]:
         """By index the blocks that the method does not act in, and why. Raises where it cannot act at all."""
 
-    @classmethod
-    def allows(cls, ratio: float) -> bool:
-        """Whether the method can remove this share of the tokens."""
-        try:
-            cls(ratio=ratio)
-        except ValueError:
-            return False
-        return True
-
     def hooks(self, spec: SiteSpec, site: Site) -> list[tuple[str, Hook]]:
         """What acts at one place of a block, each with the name of its module inside the block."""
         return spec.hooks(site)

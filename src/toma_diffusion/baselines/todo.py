@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from toma_diffusion.adapters import Block, SiteSpec
+from toma_diffusion.adapters import Block, SiteSpec, _diffusers
 from toma_diffusion.adapters.base import argument
 from toma_diffusion.baselines.base import BaselineConfig, relative_levels
 from toma_diffusion.config import check_integer, check_sequence
@@ -159,7 +159,7 @@ class DownsampleKeys(Hook):
             return None
         if argument("encoder_hidden_states", 1, args, kwargs) is not None:
             raise ValueError("this block attends to text where others attend to themselves: name it in skip_blocks.")
-        if getattr(module, "fused_projections", False):
+        if _diffusers.has_fused_projections(module):
             raise ValueError(
                 "ToDo makes keys from other tokens than queries, which fused projections cannot: "
                 "call unfuse_qkv_projections first."

@@ -67,6 +67,17 @@ class Method:
         named_config(preset, overrides)  # raises, with the field and what is allowed, if anything is wrong
         return cls(preset, tuple(overrides.items()))
 
+    def possible(self, ratios: Iterable[float]) -> list[float]:
+        """The ratios that it can have: ToMA any, others not."""
+        return [ratio for ratio in ratios if self.preset not in METHODS or self._allows(ratio)]
+
+    def _allows(self, ratio: float) -> bool:
+        try:
+            named_config(self.preset, dict(self.overrides) | {"ratio": ratio})
+        except ValueError:
+            return False
+        return True
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -167,10 +178,8 @@ def compare(
     ratios, scopes, wanted = list(ratios), list(scopes), set(bounds)
     comparisons: dict[Cell, Comparison] = {}
     for method in methods:
-        other = METHODS.get(method.preset)
-        possible = [ratio for ratio in ratios if other is None or other.allows(ratio)]
-        for chosen in [{"scope": scope} for scope in scopes if other is None] or [{}]:
-            for ratio in possible or ratios:  # with none that is possible the error says why
+        for chosen in [{"scope": scope} for scope in scopes if method.preset not in METHODS] or [{}]:
+            for ratio in method.possible(ratios) or ratios:  # if none is, the error says why
                 overrides = dict(method.overrides) | chosen
                 with apply_toma(Host(model), method.preset, ratio=ratio, **overrides) as handle:
                     config = handle.summary().config
