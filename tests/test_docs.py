@@ -4,6 +4,7 @@ import doctest
 import importlib
 import pkgutil
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ CODE = [
 MODULES = [
     name
     for _, name, _ in pkgutil.walk_packages(toma_diffusion.__path__, "toma_diffusion.")
-    if not name.endswith("__main__")
+    if not name.endswith("__main__") and ("triton_" not in name or find_spec("triton"))
 ]
 
 
@@ -52,3 +53,20 @@ def test_page_example(code):
 
 def test_page_examples_are_found():
     assert len(CODE) >= 3
+
+
+def test_tables_are_those_of_the_rows(monkeypatch):
+    """`python benchmarks/tables.py` writes them."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    tables = importlib.import_module("tables")
+    page = tables.PAGE.read_text()
+    assert tables.rewritten(page) == page
+
+
+def test_every_speed_up_in_the_readme_is_a_row():
+    """Speed-ups are written as **1.23×** there and nowhere else."""
+    readme = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "speed.md").read_text()
+    told = re.findall(r"\*\*\d\.\d\d×\*\*", readme)
+    assert told
+    assert [figure for figure in told if figure not in page] == []

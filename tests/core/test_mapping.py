@@ -55,6 +55,25 @@ class TestHard:
         assert (first.weights.sum(dim=-1) >= 1).all()
 
 
+@pytest.mark.parametrize("scale", [10.0, math.inf])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_part_of_the_tokens_at_a_time_gives_the_same(settings, scale, monkeypatch):
+    tokens = torch.randn(2, 60, 8)
+    whole = selected(tokens, Grid(6, 10), scale=scale, **settings)
+    for module in (ops, ops.reference):
+        monkeypatch.setattr(module, "tokens_at_once", lambda batch, count: 7)
+    parts = selected(tokens, Grid(6, 10), scale=scale, **settings)
+    torch.testing.assert_close(parts.weights, whole.weights)
+    torch.testing.assert_close(parts.merge(tokens), whole.merge(tokens))
+
+
+def test_the_similarities_of_a_part_stay_within_32_mebibytes():
+    for batch, count in ((2, 3072), (1, 2048), (16, 8192), (4096, 65536)):
+        part = ops.tokens_at_once(batch, count)
+        assert part >= 1
+        assert part == 1 or batch * count * part * 4 <= 32 * 2**20
+
+
 class TestSlice:
     def test_takes_the_first_and_adds_nothing_to_the_others(self):
         tokens = torch.randn(2, 64, 8)
@@ -77,6 +96,26 @@ def test_a_residual_is_added(settings, scale, unmerge):
     torch.testing.assert_close(plan.unmerge(merged, residual), residual + plan.unmerge(merged))
     with pytest.raises(ValueError, match="tokens have shape"):
         plan.unmerge(merged, merged)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("scale", [10.0, math.inf])
+@pytest.mark.parametrize("asking", ["merged", "residual"])
+def test_gradients_flow_whoever_asks_for_them(asking, scale, backend):
+    if backend == "triton":
+        pytest.importorskip("triton")
+    plan = selected(torch.randn(1, 64, 8), Grid(8, 8), scale=scale, backend=backend)
+    tensors = {"merged": torch.randn(1, plan.num_destinations, 8), "residual": torch.randn(1, 64, 8)}
+    tensors[asking].requires_grad_()
+    plan.unmerge(**tensors).sum().backward()
+    assert tensors[asking].grad.abs().sum() > 0
+
+
+def test_a_residual_of_another_precision_is_not_rounded():
+    pytest.importorskip("triton")
+    tokens = torch.randn(1, 64, 8).half()
+    plan = selected(tokens, Grid(8, 8), backend="triton")
+    assert plan.unmerge(plan.merge(tokens), torch.randn(1, 64, 8)).dtype == torch.float32
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75])

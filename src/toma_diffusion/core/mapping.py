@@ -89,14 +89,18 @@ class SoftMapping(Mapping):
                     tokens.detach(), destinations, tiling, scale=self.scale, weights=self.weights, means=self.means
                 )
                 return
-        self.weights.copy_(ops.merge_weights(self.regions.split(tokens), destinations, self.scale))
-        self.means.copy_(ops.mean_weights(self.weights))
+        split = self.regions.split(tokens)
+        part = ops.tokens_at_once(*destinations.shape)
+        for start in range(0, self.regions.size, part):  # of a global matrix a part at a time, to save memory
+            sources = split[:, start : start + part]
+            self.weights[:, :, start : start + part] = ops.merge_weights(split, destinations, self.scale, sources)
+        self._set_means()
 
     def fix(self) -> None:
         """The same random matrix for all samples."""
         generator = torch.Generator().manual_seed(_FIXED_SEED)
         self.weights.copy_(torch.randn(self.weights.shape[1:], generator=generator).softmax(dim=-2))
-        self.means.copy_(ops.mean_weights(self.weights))
+        self._set_means()
 
     def merge(self, tokens: Tensor) -> Tensor:
         """M X."""
@@ -114,7 +118,7 @@ class SoftMapping(Mapping):
 
     def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
         """Aᵀ Y, or M⁺ Y."""
-        if self._launch(merged) and not self._unroll() and self.method == "transpose":
+        if self.method == "transpose" and not self._unroll() and self._launch(merged, residual):
             from toma_diffusion.ops import triton_merge
 
             return triton_merge.unmerge(merged, self.weights, self.regions.tiling, residual)
@@ -135,8 +139,16 @@ class SoftMapping(Mapping):
         """A and M."""
         return [self.weights, self.means]
 
-    def _launch(self, tokens: Tensor) -> bool:
-        return self.use_triton and tokens.dtype == self.weights.dtype and not _needs_gradient(tokens)
+    def _set_means(self) -> None:
+        """`ops.mean_weights`, without the float32 copy of a matrix that may have millions of elements."""
+        dtype = torch.promote_types(self.weights.dtype, torch.float32)
+        sums = self.weights.sum(dim=-1, keepdim=True, dtype=dtype).clamp_min(torch.finfo(dtype).tiny)
+        torch.div(self.weights, sums, out=self.means)
+
+    def _launch(self, *given: Tensor | None) -> bool:
+        return self.use_triton and all(
+            tensor is None or (tensor.dtype == self.weights.dtype and not _needs_gradient(tensor)) for tensor in given
+        )
 
     def _unroll(self) -> bool:
         return self.unrolled and torch.compiler.is_compiling()

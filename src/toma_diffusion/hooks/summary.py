@@ -55,6 +55,8 @@ class Summary:
     """Blocks that are not merged, and why."""
     notes: tuple[str, ...]
     """What calls had to do otherwise than configured."""
+    backend: str | None
+    """Which operators ran, `torch` or `triton`; None as long as the denoiser has not been called."""
     multiplications: float | None
     """Of all transformer blocks in one step, by the paper's formula, without merging. Known for ToMA alone."""
     merged_multiplications: float | None
@@ -82,6 +84,8 @@ class Summary:
         start, end = config.window
         lines = config.describe()
         lines[-1] += ", in all steps" if (start, end) == (0, 1) else f", from {start:.0%} to {end:.0%} of the steps"
+        if self.backend is not None:
+            lines.append(f"operators: {'fused Triton kernels' if self.backend == 'triton' else 'plain torch'}")
         if self.multiplications is not None and self.merged_multiplications is not None:
             saved = 1 - self.merged_multiplications / self.multiplications
             lines.append(
@@ -122,6 +126,7 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
         kinds=tuple(kinds),
         left_alone=tuple((record.name, record.left_alone) for record in records if record.left_alone is not None),
         notes=tuple(sorted(state.notes)),
+        backend=next((plan.backend for plan in state.current.values()), None),
         multiplications=sum(whole for whole, _ in known) if known else None,
         merged_multiplications=sum(less for _, less in known) + overhead if known else None,
     )
@@ -141,7 +146,7 @@ def _multiplications(record: BlockRecord, plan: Plan | None) -> tuple[float, flo
 
 def _plan_multiplications(plan: Plan | None, width: int) -> float:
     """Of choosing destinations and weights, per step."""
-    if not isinstance(plan, MergePlan) or plan.is_identity or plan.config.selection == "none":
+    if not isinstance(plan, MergePlan) or plan.is_identity or plan.config.selection in ("none", "slice"):
         return 0.0
     config, tokens = plan.config, plan.grid.num_tokens
     selection = tokens**2 * width / plan.regions.count if config.selection == "facility-location" else 0

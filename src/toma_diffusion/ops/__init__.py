@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from toma_diffusion.ops import reference
-from toma_diffusion.ops.reference import facility_location_value, mean_weights
+from toma_diffusion.ops.reference import facility_location_value, mean_weights, tokens_at_once
 
 __all__ = [
     "cosine_similarity",
@@ -25,6 +25,7 @@ __all__ = [
     "merge",
     "merge_weights",
     "nearest_destinations",
+    "tokens_at_once",
     "unmerge",
 ]
 
@@ -40,8 +41,9 @@ def _fake_facility_location(similarity: Tensor, num_select: int) -> Tensor:
     return similarity.new_empty((similarity.shape[0], num_select), dtype=torch.int64)
 
 
-def _fake_merge_weights(tokens: Tensor, destinations: Tensor, scale: float) -> Tensor:
-    return tokens.new_empty((tokens.shape[0], destinations.shape[1], tokens.shape[1]))
+def _fake_merge_weights(tokens: Tensor, destinations: Tensor, scale: float, sources: Tensor | None = None) -> Tensor:
+    columns = (tokens if sources is None else sources).shape[1]
+    return tokens.new_empty((tokens.shape[0], destinations.shape[1], columns))
 
 
 def _fake_nearest_destinations(tokens: Tensor, destinations: Tensor) -> Tensor:
@@ -52,7 +54,11 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 for _signature, _implementation, _fake in (
     ("(Tensor tokens) -> Tensor", reference.cosine_similarity, _fake_cosine_similarity),
     ("(Tensor similarity, int num_select) -> Tensor", reference.facility_location, _fake_facility_location),
-    ("(Tensor tokens, Tensor destinations, float scale) -> Tensor", reference.merge_weights, _fake_merge_weights),
+    (
+        "(Tensor tokens, Tensor destinations, float scale, Tensor? sources=None) -> Tensor",
+        reference.merge_weights,
+        _fake_merge_weights,
+    ),
     ("(Tensor tokens, Tensor destinations) -> Tensor", reference.nearest_destinations, _fake_nearest_destinations),
 ):
     _name = _implementation.__name__
@@ -82,10 +88,15 @@ def facility_location(similarity: Tensor, num_select: int) -> Tensor:
     return picks
 
 
-def merge_weights(tokens: Tensor, destinations: Tensor, scale: float) -> Tensor:
-    """A = softmax(scale · cos) over the destinations: `[B, n, d]`, `[B, k]` -> `[B, k, n]`, columns sum to 1."""
+def merge_weights(tokens: Tensor, destinations: Tensor, scale: float, sources: Tensor | None = None) -> Tensor:
+    """A = softmax(scale · cos) over the destinations: `[B, n, d]`, `[B, k]` -> `[B, k, n]`, columns sum to 1.
+
+    Of `sources` `[B, m, d]` only, if they are given: `[B, k, m]`.
+    """
     _require_destinations(tokens, destinations)
-    weights: Tensor = _ops.merge_weights(tokens.detach(), destinations, scale)
+    weights: Tensor = _ops.merge_weights(
+        tokens.detach(), destinations, scale, None if sources is None else sources.detach()
+    )
     return weights
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,5 +29,13 @@ def power_of_two(number: int, smallest: int = 16) -> int:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Start `kernel` on `grid`. (Triton's own types do not know that a kernel takes a grid in brackets.)"""
-    kernel[grid](*arguments, **constants)
+    """Start `kernel` on `grid`, on the device of its first argument: Triton by itself takes the current one.
+
+    Compiled code sees to the device itself.
+    """
+    device = arguments[0].device
+    if torch.compiler.is_compiling() or device.type != "cuda" or device.index == torch.cuda.current_device():
+        kernel[grid](*arguments, **constants)
+    else:
+        with torch.cuda.device(device):
+            kernel[grid](*arguments, **constants)
