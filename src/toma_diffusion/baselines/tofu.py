@@ -72,11 +72,9 @@ class ToFuConfig(ToMeSDConfig):
 
     def describe(self) -> list[str]:
         """Where tokens are pruned and where merged."""
-        pruned = (
-            f"the first {self.prune_share:.0%} of the blocks"
-            if self.prune_blocks is None
-            else f"blocks {', '.join(map(str, self.prune_blocks)) or 'none'}"
-        )
+        pruned = f"the first {self.prune_share:.0%} of the blocks"
+        if self.prune_blocks is not None:
+            pruned = f"blocks {', '.join(map(str, self.prune_blocks))}" if self.prune_blocks else "no block"
         return [f"sources pruned in {pruned}, merged by MLERP in the others", *super().describe()]
 
 

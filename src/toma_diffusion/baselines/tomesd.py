@@ -152,22 +152,18 @@ class MatchingPlan(Plan):
         self.device = torch.device(device)
         self.joint = joint
         self.random = config.random and batch_size % 2 == 0
-        (height, width), (self.rows_of_cells, self.columns_of_cells) = config.cell, self._count_cells()
-        corners = torch.arange(self.num_cells, device=device)
-        row, column = corners // max(1, self.columns_of_cells), corners % max(1, self.columns_of_cells)
-        self.corners = row * height * grid.width + column * width
-        """[cells]: the top left token of every cell."""
+        height, width = config.cell
+        rows = torch.arange(grid.height // height, device=device) * height
+        columns = torch.arange(grid.width // width, device=device) * width
+        self.corners = (rows[:, None] * grid.width + columns).flatten()
+        """[cells]: the top left token of every cell. Rows and columns that fill no cell hold only sources."""
+        self.num_cells = len(self.corners)
         self.offsets = torch.zeros(self.num_cells, dtype=torch.int64, device=device)
         """[cells]: which token of its cell is the destination."""
         removable = grid.num_tokens - self.num_cells if self.num_cells else 0
         self.num_removed = min(removable, grid.num_tokens - num_destinations(grid.num_tokens, config.ratio))
         """r."""
         self._matching: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
-
-    @property
-    def num_cells(self) -> int:
-        """As many as there are destinations. Rows and columns that fill no cell hold only sources."""
-        return self.rows_of_cells * self.columns_of_cells
 
     @property
     def num_destinations(self) -> int:
@@ -243,10 +239,6 @@ class MatchingPlan(Plan):
         is_source = torch.ones(self.grid.num_tokens, dtype=torch.int8, device=chosen.device)
         order = is_source.index_fill(0, chosen, 0).argsort(stable=True)
         return order[: self.num_cells], order[self.num_cells :]
-
-    def _count_cells(self) -> tuple[int, int]:
-        height, width = self.config.cell
-        return self.grid.height // height, self.grid.width // width
 
     def _matched(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         if self._matching is None:
