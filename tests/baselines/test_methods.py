@@ -79,11 +79,10 @@ class TestEveryFamily:
 
 
 class TestCompiledWhole:
-    # ToFu and ToDo differ from ToMeSD in single operators, not in where their hooks are.
+    # Compiling takes seconds: ToMeSD on every family, the others on the smallest.
     @pytest.mark.parametrize(
         ("method", "name"),
-        [("tomesd", name) for name in BY_NAME]
-        + [("tofu", "sd15"), ("tofu", "flux"), ("todo", "sd15"), ("todo", "pixart")],
+        [("tomesd", name) for name in BY_NAME] + [("tofu", "pixart"), ("todo", "pixart")],
     )
     def test_one_graph(self, method, name):
         graphs, family = [], BY_NAME[name]
