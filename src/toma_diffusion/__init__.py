@@ -2,6 +2,7 @@
 
 from toma_diffusion.adapters import register_adapter
 from toma_diffusion.api import apply_toma, remove_toma, toma_enabled
+from toma_diffusion.baselines import METHODS, ToDoConfig, ToFuConfig, ToMeSDConfig
 from toma_diffusion.config import PRESETS, ToMAConfig
 from toma_diffusion.core import Action, Grid, MergePlan, Regions, Schedule
 from toma_diffusion.hooks.handle import ToMAHandle
@@ -10,14 +11,18 @@ from toma_diffusion.ops import facility_location, merge, merge_weights, unmerge
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "METHODS",
     "PRESETS",
     "Action",
     "Grid",
     "MergePlan",
     "Regions",
     "Schedule",
+    "ToDoConfig",
+    "ToFuConfig",
     "ToMAConfig",
     "ToMAHandle",
+    "ToMeSDConfig",
     "apply_toma",
     "facility_location",
     "merge",

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from torch import nn
 
-from toma_diffusion.adapters import Adapter, Block, _diffusers, find_adapter, supported
-from toma_diffusion.config import SITES, ToMAConfig
+from toma_diffusion.adapters import Adapter, Block, SiteSpec, _diffusers, find_adapter, supported
+from toma_diffusion.baselines import METHODS, BaselineConfig, named_config
+from toma_diffusion.config import SITES, Config, ToMAConfig
+from toma_diffusion.core import MergePlan
 from toma_diffusion.hooks.clock import StepClock
 from toma_diffusion.hooks.handle import Placement, RootHook, ToMAHandle, find_root, install
 from toma_diffusion.hooks.sites import EnterBlock, LeaveBlock, Run, Site
-from toma_diffusion.hooks.state import MergeState
+from toma_diffusion.hooks.state import MergeState, Slot
 from toma_diffusion.hooks.summary import BlockRecord
 
 DENOISERS = ("unet", "transformer")
 """Where diffusers pipelines keep their denoiser."""
 
 
-def apply_toma(pipe_or_model: Any, config_or_preset: ToMAConfig | str | None = None, **overrides: Any) -> ToMAHandle:
-    """Merge tokens in a diffusers pipeline, or in its denoiser alone.
+def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | None = None, **overrides: Any) -> ToMAHandle:
+    """Merge tokens in a diffusers pipeline, or in its denoiser alone: by ToMA, or by a method to compare it with.
 
     Args:
         pipe_or_model: a pipeline with a supported `unet` or `transformer`, or that model itself. Give the pipeline
             where you can: it tells where a generation begins and how many steps it has (`window` counts its steps).
         config_or_preset: a `ToMAConfig`, taken as it stands; or the name of a preset; or nothing. With a preset or
             nothing, what the model family wants otherwise is filled in (Flux: the paper's schedule, and its first 5
-            joint and 5 single blocks left alone).
-        overrides: single fields of `ToMAConfig` to replace.
+            joint and 5 single blocks left alone). For another method its name, `tomesd`, `tofu` or `todo`, or its
+            configuration: `ToMeSDConfig`, `ToFuConfig`, `ToDoConfig`.
+        overrides: single fields of the configuration to replace.
 
     Returns:
         A handle to switch merging off and on, to see what is merged, and to remove it.
@@ -102,17 +106,21 @@ def find_denoiser(pipe_or_model: Any) -> nn.Module:
     )
 
 
-def _resolve(given: ToMAConfig | str | None, overrides: dict[str, Any], defaults: dict[str, Any]) -> ToMAConfig:
-    if isinstance(given, ToMAConfig):
-        return ToMAConfig.from_dict(given.to_dict() | overrides)
+def _resolve(given: Config | str | None, overrides: dict[str, Any], defaults: dict[str, Any]) -> Config:
+    if isinstance(given, Config):
+        return type(given).from_dict(given.to_dict() | overrides)
     if given is None:
         return ToMAConfig.from_dict(defaults | overrides)
     if isinstance(given, str):
-        return ToMAConfig.from_preset(given, **(defaults | overrides))
-    raise ValueError(f"{given!r} is not a configuration: give a ToMAConfig, the name of a preset, or nothing.")
+        known = METHODS.get(given, ToMAConfig)
+        return named_config(given, {name: value for name, value in defaults.items() if known.knows(name)} | overrides)
+    raise ValueError(
+        f"{given!r} is not a configuration: give a ToMAConfig, the name of a preset, or nothing; for another method "
+        f"its name, one of {', '.join(METHODS)}, or its configuration."
+    )
 
 
-def _build(model: nn.Module, adapter: Adapter, config: ToMAConfig, pipeline: Any) -> ToMAHandle:
+def _build(model: nn.Module, adapter: Adapter, config: Config, pipeline: Any) -> ToMAHandle:
     if config.window != (0.0, 1.0) and pipeline is None:
         raise ValueError(
             f"window={config.window} needs the number of steps, which only a pipeline knows: "
@@ -126,8 +134,11 @@ def _build(model: nn.Module, adapter: Adapter, config: ToMAConfig, pipeline: Any
     blocks = adapter.blocks(model)
     reasons = _reasons_to_leave_alone(model, blocks, config)
     state = MergeState(config, StepClock(pipeline))
-    put = _module_sites if config.scope == "module" else _block_sites
-    placements, records = put(blocks, reasons, state)
+    if isinstance(config, BaselineConfig):
+        placements, records = config.place(blocks, reasons, state)
+    else:
+        put = _module_sites if config.scope == "module" else _block_sites
+        placements, records = put(blocks, reasons, state)
     merged = [record for record in records if record.left_alone is None]
     if not merged:
         told = "; ".join(sorted({record.left_alone for record in records if record.left_alone})) or "it has no blocks"
@@ -135,14 +146,13 @@ def _build(model: nn.Module, adapter: Adapter, config: ToMAConfig, pipeline: Any
             f"nothing would be merged in this {type(model).__name__} ({len(blocks)} transformer blocks: {told}). "
             f"Change the settings, or use one of: {supported()}."
         )
-    state.kinds = frozenset(record.kind for record in merged)
     ends = {blocks[0].name, blocks[-1].name}
     merges_an_end = config.scope != "module" and any(record.name in ends for record in merged)
     check = _refuse_new_cache if merges_an_end else _accept
     return install(model, RootHook(state, adapter.read_call, check, records, placements))
 
 
-def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: ToMAConfig) -> dict[int, str]:
+def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: Config) -> dict[int, str]:
     """By the blocks' indices."""
     beyond = [index for index in config.skip_blocks if index >= len(blocks)]
     if beyond:
@@ -163,22 +173,12 @@ def _module_sites(
 ) -> tuple[list[Placement], list[BlockRecord]]:
     placements: list[Placement] = []
     records = []
-    led: set[str] = set()
     for index, block in enumerate(blocks):
-        specs = [spec for spec in block.sites if spec.roles & set(state.config.sites)]
+        specs = block.chosen_sites(state.config.sites) if index not in reasons else []
         reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(state.config.sites)}")
-        chunk_dim = block.feed_forward_chunk_dim
-        if reason is None and chunk_dim is not None and any("ff" in spec.roles for spec in specs):
-            raise ValueError(
-                f"{block.name} feeds its feed-forward layer in pieces (set_chunk_feed_forward, dim={chunk_dim}), which "
-                "cannot be merged: switch that off, or leave 'ff' out of the sites."
-            )
-        for spec in specs if reason is None else ():
-            site = Site(state, block.kind, leads=block.kind not in led, leave_alone=spec.leave_alone)
-            led.add(block.kind)
-            placements += [Placement(block.module, name, hook) for name, hook in spec.hooks(site)]
-        names = tuple(f"{block.name}.{spec.name}" for spec in specs) if reason is None else ()
-        records.append(BlockRecord(block.name, block.kind, block.width, names, len(names), reason))
+        for spec in specs:
+            placements += [Placement(block.module, name, hook) for name, hook in spec.hooks(_site(state, block, spec))]
+        records.append(block.record(specs, reason))
     return placements, records
 
 
@@ -187,7 +187,6 @@ def _block_sites(
 ) -> tuple[list[Placement], list[BlockRecord]]:
     placements: list[Placement] = []
     records: list[BlockRecord] = []
-    led: set[str] = set()
     indexed = list(enumerate(blocks))
     # Consecutive blocks of one run that are all merged stay merged together; in `block` scope each is its own run.
     for (left_alone, _), group in groupby(
@@ -195,20 +194,28 @@ def _block_sites(
     ):
         members = list(group)
         if left_alone:
-            records += [
-                BlockRecord(block.name, block.kind, block.width, (), 0, reasons[index]) for index, block in members
-            ]
+            records += [block.record((), reasons[index]) for index, block in members]
             continue
         run = Run()
         for index, block in members:
-            site = Site(state, block.kind, leads=block.kind not in led)
-            led.add(block.kind)
+            site = _site(state, block)
             first, last = index == members[0][0], index == members[-1][0]
             enter = EnterBlock(site, run, first, block.normalize, block.position_table)
             leave = LeaveBlock(site, run, last, block.stream)
             placements += [Placement(block.module, None, enter), Placement(block.module, None, leave)]
             records.append(BlockRecord(block.name, block.kind, block.width, (block.name,), int(first), None))
     return placements, records
+
+
+def _site(state: MergeState, block: Block, spec: SiteSpec | None = None) -> Site:
+    """A site of ToMA: blocks of one kind share a plan, which the first of their sites makes."""
+    slot = next((slot for slot in state.slots if slot.kind == block.kind), None)
+    leads = slot is None
+    if slot is None:
+        assert isinstance(state.config, ToMAConfig)
+        slot = Slot(block.kind, block.kind, partial(MergePlan, config=state.config))
+        state.slots.append(slot)
+    return Site(state, slot, leads) if spec is None else Site(state, slot, leads, spec.leave_alone)
 
 
 def _refuse_new_cache(model: nn.Module) -> None:

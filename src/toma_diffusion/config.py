@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 SELECTIONS = ("facility-location", "random", "strided", "none", "slice")
 REGIONS = ("tile", "stripe", "global")
@@ -18,11 +19,104 @@ UNMERGES = ("transpose", "pseudo-inverse")
 SCOPES = ("module", "block", "stage")
 SITES = ("attn", "cross_attn", "ff")
 BACKENDS = ("auto", "torch", "triton")
+Self = TypeVar("Self", bound="Config")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToMAConfig:
-    """All settings of token merging. Immutable; a wrong value raises `ValueError` at once.
+class Config(ABC):
+    """What the settings of every method have in common. Immutable; a wrong value raises `ValueError` at once."""
+
+    label: ClassVar[str]
+    """The method's name, as its authors write it."""
+
+    ratio: float = 0.5
+    """Share of the tokens removed, 0 ≤ ratio < 1. Higher is faster and loses more detail; 0 changes nothing."""
+
+    window: tuple[float, float] = (0.0, 1.0)
+    """Share of the steps, from start (included) to end (excluded), in which merging happens. A narrower window is
+    slower and keeps more detail; a later start helps most."""
+
+    skip_blocks: tuple[int, ...] = ()
+    """Indices of blocks to leave alone. More is slower and keeps more detail."""
+
+    def __post_init__(self) -> None:
+        self._set("ratio", check_number("ratio", self.ratio, "0 ≤ ratio < 1", lambda x: 0 <= x < 1))
+        self._set("window", self._valid_window())
+        self._set("skip_blocks", check_indices("skip_blocks", self.skip_blocks))
+
+    @property
+    def scope(self) -> str:
+        """Where tokens are merged and unmerged: around each `module`, unless a method knows more."""
+        return "module"
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Which modules are merged: self-attention, unless a method knows more."""
+        return ("attn",)
+
+    @classmethod
+    def from_dict(cls: type[Self], values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`. Missing fields take their defaults, unknown ones raise `ValueError`."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"a configuration must be a mapping of field names to values, not {values!r}.")
+        cls._reject_unknown_fields(values)
+        return cls(**values)
+
+    @classmethod
+    def from_json(cls: type[Self], text: str) -> Self:
+        """The inverse of `to_json`."""
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{text!r} is not JSON ({error}); pass what {cls.__name__}.to_json() returned.") from error
+        return cls.from_dict(values)
+
+    @classmethod
+    def knows(cls, name: str) -> bool:
+        """Whether it has a field of that name."""
+        return name in [field.name for field in fields(cls)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, in the types that JSON knows (tuples become lists)."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def to_json(self) -> str:
+        """All fields as one JSON object."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    @abstractmethod
+    def describe(self) -> list[str]:
+        """What is done, in lines for `summary()`."""
+
+    @classmethod
+    def _reject_unknown_fields(cls, values: Mapping[str, Any]) -> None:
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if not cls.knows(name):
+                raise ValueError(f"{name!r} is not a field of {cls.__name__}: {_listed(known)}.{_hint(name, known)}")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the dataclass is frozen; only __post_init__ normalises values
+
+    def _valid_sites(self) -> tuple[str, ...]:
+        sites = check_sequence("sites", self.sites, f"some of {_quoted(SITES)}")
+        if not sites:
+            raise ValueError(f"sites={self.sites!r} names no module: use some of {_quoted(SITES)}, or ratio=0.")
+        for site in sites:
+            check_one_of("sites", site, SITES)
+        return tuple(site for site in SITES if site in sites)
+
+    def _valid_window(self) -> tuple[float, float]:
+        rule = "(start, end) with 0 ≤ start < end ≤ 1"
+        window = check_sequence("window", self.window, rule)
+        if not all(_is_number(share) for share in window) or len(window) != 2 or not 0 <= window[0] < window[1] <= 1:
+            raise ValueError(f"window={self.window!r} is not allowed: it must be {rule}.")
+        return float(window[0]), float(window[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToMAConfig(Config):
+    """All settings of token merging by ToMA. Immutable; a wrong value raises `ValueError` at once.
 
     Example:
 
@@ -36,8 +130,7 @@ class ToMAConfig:
     ```
     """
 
-    ratio: float = 0.5
-    """Share of the tokens removed, 0 ≤ ratio < 1. Higher is faster and loses more detail; 0 changes nothing."""
+    label: ClassVar[str] = "ToMA"
 
     selection: str = "facility-location"
     """How destinations are chosen: `facility-location` (the paper's), `random` or `strided` (fixed, to compare
@@ -78,24 +171,17 @@ class ToMAConfig:
     reweigh_every: int = 5
     """Steps between two computations of the merge weights. Higher is faster; a selection always reweighs."""
 
-    window: tuple[float, float] = (0.0, 1.0)
-    """Share of the steps, from start (included) to end (excluded), in which merging happens. A narrower window is
-    slower and keeps more detail; a later start helps most."""
-
-    skip_blocks: tuple[int, ...] = ()
-    """Indices of blocks to leave alone. More is slower and keeps more detail."""
-
     backend: str = "auto"
     """Which implementation of the operators runs: `torch`, `triton` (fused kernels, NVIDIA GPUs), or `auto` for the
     fastest one that the machine offers. Where `triton` cannot run, `torch` does, with a warning."""
 
     def __post_init__(self) -> None:
-        self._set("ratio", _number("ratio", self.ratio, "0 ≤ ratio < 1", lambda x: 0 <= x < 1))
+        super().__post_init__()
         scale: object = self.scale
         scale = math.inf if scale == "inf" else scale
-        self._set("scale", _number("scale", scale, "a number above 0, or math.inf", lambda x: x > 0))
+        self._set("scale", check_number("scale", scale, "a number above 0, or math.inf", lambda x: x > 0))
         for name in ("num_regions", "select_every", "reweigh_every"):
-            self._set(name, _integer(name, getattr(self, name), minimum=1))
+            self._set(name, check_integer(name, getattr(self, name), minimum=1))
         for name, allowed in (
             ("selection", SELECTIONS),
             ("region", REGIONS),
@@ -104,105 +190,74 @@ class ToMAConfig:
             ("scope", SCOPES),
             ("backend", BACKENDS),
         ):
-            _one_of(name, getattr(self, name), allowed)
+            check_one_of(name, getattr(self, name), allowed)
         self._set("sites", self._valid_sites())
-        self._set("window", self._valid_window())
-        self._set("skip_blocks", self._valid_skip_blocks())
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> ToMAConfig:
         """The preset `name` of `PRESETS`, with single fields replaced by `overrides`."""
         if name not in PRESETS:
             raise ValueError(f"preset={name!r} is not known: {_listed(PRESETS)}.{_hint(name, PRESETS)}")
-        _reject_unknown_fields(overrides)
+        cls._reject_unknown_fields(overrides)
         return replace(PRESETS[name], **overrides)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ToMAConfig:
-        """The inverse of `to_dict`. Missing fields take their defaults, unknown ones raise `ValueError`."""
-        if not isinstance(values, Mapping):
-            raise ValueError(f"a configuration must be a mapping of field names to values, not {values!r}.")
-        _reject_unknown_fields(values)
-        return cls(**values)
-
-    @classmethod
-    def from_json(cls, text: str) -> ToMAConfig:
-        """The inverse of `to_json`."""
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{text!r} is not JSON ({error}); pass what ToMAConfig.to_json() returned.") from error
-        return cls.from_dict(values)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, in the types that JSON knows (tuples become lists, infinity "inf")."""
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        plain = super().to_dict()
         return plain | {"scale": "inf"} if self.is_hard else plain
-
-    def to_json(self) -> str:
-        """All fields as one JSON object."""
-        return json.dumps(self.to_dict(), indent=2)
 
     @property
     def is_hard(self) -> bool:
         """Whether every token goes to one destination alone."""
         return math.isinf(self.scale)
 
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)  # the dataclass is frozen; only __post_init__ normalises values
-
-    def _valid_sites(self) -> tuple[str, ...]:
-        sites = _sequence("sites", self.sites, f"some of {_quoted(SITES)}")
-        if not sites:
-            raise ValueError(f"sites={self.sites!r} names no module: use some of {_quoted(SITES)}, or ratio=0.")
-        for site in sites:
-            _one_of("sites", site, SITES)
-        return tuple(site for site in SITES if site in sites)
-
-    def _valid_window(self) -> tuple[float, float]:
-        rule = "(start, end) with 0 ≤ start < end ≤ 1"
-        window = _sequence("window", self.window, rule)
-        if not all(_is_number(share) for share in window) or len(window) != 2 or not 0 <= window[0] < window[1] <= 1:
-            raise ValueError(f"window={self.window!r} is not allowed: it must be {rule}.")
-        return float(window[0]), float(window[1])
-
-    def _valid_skip_blocks(self) -> tuple[int, ...]:
-        blocks = _sequence("skip_blocks", self.skip_blocks, "block indices of 0 or more")
-        return tuple(sorted({_integer("skip_blocks", block, minimum=0) for block in blocks}))
+    def describe(self) -> list[str]:
+        """How tokens are chosen, and when."""
+        return [
+            f"destinations by {self.selection}, {self.assign} assignment, unmerged by {self.unmerge}",
+            f"selected every {_steps(self.select_every)}, reweighed every {_steps(self.reweigh_every)}",
+        ]
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _number(name: str, value: Any, rule: str, holds: Callable[[float], bool]) -> float:
+def check_number(name: str, value: Any, rule: str, holds: Callable[[float], bool]) -> float:
+    """`value` as a float, if it is a number for which the rule holds."""
     if not _is_number(value) or not holds(value):
         raise ValueError(f"{name}={value!r} is not allowed: it must be {rule}.")
     return float(value)
 
 
-def _integer(name: str, value: object, *, minimum: int) -> int:
+def check_integer(name: str, value: object, *, minimum: int) -> int:
+    """`value` as an int, if it is a whole number and not too small."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise ValueError(f"{name}={value!r} is not allowed: it must be a whole number of {minimum} or more.")
     return int(value)
 
 
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+def check_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raise if `value` is none of the names allowed."""
     if value not in allowed:
         raise ValueError(f"{name}={value!r} is not known: {_listed(allowed)}.{_hint(value, allowed)}")
 
 
-def _sequence(name: str, value: object, rule: str) -> tuple[Any, ...]:
+def check_sequence(name: str, value: object, rule: str) -> tuple[Any, ...]:
+    """`value` as a tuple, if it is a tuple or a list."""
     if not isinstance(value, (tuple, list)):
         raise ValueError(f"{name}={value!r} must be a tuple: {rule}.")
     return tuple(value)
 
 
-def _reject_unknown_fields(values: Mapping[str, Any]) -> None:
-    known = [field.name for field in fields(ToMAConfig)]
-    for name in values:
-        if name not in known:
-            raise ValueError(f"{name!r} is not a field of ToMAConfig: {_listed(known)}.{_hint(name, known)}")
+def check_indices(name: str, value: object) -> tuple[int, ...]:
+    """`value` as a sorted tuple of block indices."""
+    blocks = check_sequence(name, value, "block indices of 0 or more")
+    return tuple(sorted({check_integer(name, block, minimum=0) for block in blocks}))
+
+
+def _steps(number: int) -> str:
+    return "step" if number == 1 else f"{number} steps"
 
 
 def _quoted(names: Iterable[str]) -> str:

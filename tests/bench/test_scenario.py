@@ -38,6 +38,10 @@ class TestMethods:
             ("toma:sites=(attn,ff);window=(0.2,1.0)", "toma", {"sites": ("attn", "ff"), "window": (0.2, 1.0)}),
             ("toma:skip_blocks=(3,)", "toma", {"skip_blocks": (3,)}),
             ("toma:scale=1e2", "toma", {"scale": 100.0}),
+            ("tomesd", "tomesd", {}),
+            ("tomesd:cell=(3,3);random=False", "tomesd", {"cell": (3, 3), "random": False}),
+            ("tofu:prune_share=0.25", "tofu", {"prune_share": 0.25}),
+            ("todo:deeper_factors=(2,)", "todo", {"deeper_factors": (2,)}),
         ],
     )
     def test_parsing(self, text, preset, overrides):
@@ -52,6 +56,8 @@ class TestMethods:
             ("toma:num_regions=2.5", "num_regions=2.5 is not allowed"),
             ("toma:scale", "'scale' is not a setting"),
             ("toma:ratio=0.3", "use --ratios"),
+            ("tomesd:scope=block", "'scope' is not a field of ToMeSDConfig"),
+            ("tomesb", "preset='tomesb' is not known.*Did you mean 'tomesd'"),
         ],
     )
     def test_errors_quote_the_value(self, text, message):
@@ -139,6 +145,31 @@ class TestCells:
             ("stage", 0.5),
         ]
         assert all(not c.references for c in compare(model, [Method("floor")], [0.5], [], bounds=BOUNDS))
+
+    def test_other_methods_have_no_bounds_and_no_scopes(self):
+        model = build("sd15", small=True, device=CPU).model
+        methods = [Method.parse(text) for text in ("tomesd", "tofu:seed=3", "todo", "tomesd:cell=(4,4)")]
+        comparisons = compare(model, methods, [0.5, 0.75, 0.9], ["block", "stage"], bounds=BOUNDS)
+        assert [(c.cell.method, c.cell.config.ratio) for c in comparisons] == [
+            ("tomesd", 0.5),
+            ("tomesd", 0.75),
+            ("tofu", 0.5),
+            ("tofu", 0.75),
+            ("todo", 0.75),
+            ("tomesd", 0.5),
+            ("tomesd", 0.75),
+            ("tomesd", 0.9),
+        ]
+        assert all(not c.references for c in comparisons)
+        keys = [c.cell.key for c in comparisons]
+        assert all((key["scope"], key["assign"]) == ("module", "") for key in keys)
+        assert keys[2]["settings"] == '{"seed":3}'
+        assert keys[0]["settings"] == "{}"
+
+    def test_a_method_that_can_have_none_of_the_ratios(self):
+        model = build("sd15", small=True, device=CPU).model
+        with pytest.raises(ValueError, match=r"ratio=0\.5 is not allowed: every n-th row"):
+            compare(model, [Method.parse("todo")], [0.5], [], bounds=BOUNDS)
 
     def test_planning_leaves_the_model_alone(self):
         model = build("sd15", small=True, device=CPU).model

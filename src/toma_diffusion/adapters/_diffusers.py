@@ -55,6 +55,11 @@ def with_weights_at_hand(compute: Compute) -> Compute:
     return computed
 
 
+def has_fused_projections(attention: nn.Module) -> bool:
+    """Whether queries, keys and values are made in one product. (The module's own flag stays set after unfusing.)"""
+    return type(getattr(attention, "processor", None)).__name__.startswith("Fused")
+
+
 def has_block_cache(model: nn.Module) -> bool:
     """Whether a cache such as FirstBlockCache compares and reuses the outputs of whole blocks."""
     return bool(getattr(model, "is_cache_enabled", False))

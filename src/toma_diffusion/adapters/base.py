@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from toma_diffusion.adapters import _diffusers
 from toma_diffusion.hooks.sites import Arguments, Hook, Keywords, MergeInput, Site, UnmergeOutput, get_hidden_states
 from toma_diffusion.hooks.state import Call
+from toma_diffusion.hooks.summary import BlockRecord
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,26 @@ class Block:
     """Name of the keyword argument that holds position tables with one row per token, such as RoPE."""
     stream: int | None = None
     """Which of the block's outputs is the image stream; None if it returns one tensor."""
+    level: int = 0
+    """How often the grid was halved before this block; 0 where a model has one resolution."""
     feed_forward_chunk_dim: int | None = None
     """The dimension along which the feed-forward layer is called on pieces, if it is."""
+
+    def chosen_sites(self, roles: Iterable[str]) -> list[SiteSpec]:
+        """The places to merge that have one of these roles."""
+        specs = [spec for spec in self.sites if spec.roles & set(roles)]
+        if self.feed_forward_chunk_dim is not None and any("ff" in spec.roles for spec in specs):
+            raise ValueError(
+                f"{self.name} feeds its feed-forward layer in pieces (set_chunk_feed_forward, "
+                f"dim={self.feed_forward_chunk_dim}), which cannot be merged: switch that off, or leave 'ff' out of "
+                "the sites."
+            )
+        return specs
+
+    def record(self, specs: Iterable[SiteSpec], left_alone: str | None) -> BlockRecord:
+        """For the summary: what is merged in this block, or why nothing is."""
+        names = tuple(f"{self.name}.{spec.name}" for spec in specs) if left_alone is None else ()
+        return BlockRecord(self.name, self.kind, self.width, names, len(names), left_alone)
 
 
 class Adapter(ABC):
@@ -70,7 +89,8 @@ class Adapter(ABC):
         """The facts about one call of the denoiser. Must not wait for the device in the denoising loop."""
 
     def defaults(self, model: nn.Module) -> dict[str, Any]:
-        """Settings that this family wants other than `ToMAConfig`'s defaults, where the user says nothing."""
+        """Settings that this family wants other than the defaults, where the user says nothing. Those that a method
+        does not have are left out."""
         return {}
 
 

@@ -11,7 +11,7 @@ from toma_diffusion.adapters.base import Block, SiteSpec, around
 from toma_diffusion.hooks.sites import Arguments, Keywords, get_hidden_states
 
 
-def describe_block(module: Any, name: str, kind: str, run: str) -> Block:
+def describe_block(module: Any, name: str, kind: str, run: str, level: int = 0) -> Block:
     """A `BasicTransformerBlock` as a `Block`."""
     sites = [SiteSpec("attn1", frozenset({"attn"}), around("attn1"), _refuse_mask)]
     if module.attn2 is not None:
@@ -25,6 +25,7 @@ def describe_block(module: Any, name: str, kind: str, run: str) -> Block:
         width=module.attn1.query_dim,
         sites=tuple(sites),
         normalize=normalize,
+        level=level,
         feed_forward_chunk_dim=_diffusers.feed_forward_chunk_dim(module),
     )
 

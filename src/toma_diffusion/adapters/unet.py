@@ -35,6 +35,7 @@ class UNetAdapter(Adapter):
                 name=f"{place}.attentions.{index}.transformer_blocks.{number}",
                 kind=f"level {level}",
                 run=f"{place}.attentions.{index}",
+                level=level,
             )
             for place, parent, level in places
             for index, transformer in enumerate(getattr(parent, "attentions", None) or ())

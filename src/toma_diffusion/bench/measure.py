@@ -115,8 +115,8 @@ def _backend(cell: Cell, denoiser: Denoiser) -> str:
     root = find_root(denoiser.model)
     if root is None or cell.config is None:
         return ""
-    told = {str(plan.backend) for plan in root.state.current.values() if hasattr(plan, "backend")}
-    return "+".join(sorted(told)) or cell.config.backend
+    told = {plan.backend for plan in root.state.current.values()}
+    return "+".join(sorted(told))
 
 
 def _warnings(output: Tensor, denoiser: Denoiser) -> Iterator[str]:

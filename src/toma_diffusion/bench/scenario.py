@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toma_diffusion.api import apply_toma
+from toma_diffusion.baselines import METHODS, named_config
 from toma_diffusion.bench.timing import Host
-from toma_diffusion.config import ToMAConfig
+from toma_diffusion.config import Config, ToMAConfig
 
 MODES = ("eager", "compiled", "graph")
 COMPILES = ("none", "block", "whole")
@@ -46,14 +47,14 @@ class Resolution:
 
 @dataclass(frozen=True)
 class Method:
-    """A preset, and the fields to change in it."""
+    """A preset or another method, and the fields to change in it."""
 
     preset: str
     overrides: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Method:
-        """`toma`, or `fast:num_regions=256;scope=block`."""
+        """`toma`, or `fast:num_regions=256;scope=block`, or `tomesd:max_downsample=2`."""
         preset, _, changes = text.strip().partition(":")
         overrides = {}
         for change in filter(None, (part.strip() for part in changes.split(";"))):
@@ -63,8 +64,19 @@ class Method:
             overrides[name.strip()] = parse_value(value.strip())
         if "ratio" in overrides:
             raise ValueError(f"method {text!r} sets the ratio: use --ratios instead, it counts for all methods.")
-        ToMAConfig.from_preset(preset, **overrides)  # raises, with the field and what is allowed, if anything is wrong
+        named_config(preset, overrides)  # raises, with the field and what is allowed, if anything is wrong
         return cls(preset, tuple(overrides.items()))
+
+    def possible(self, ratios: Iterable[float]) -> list[float]:
+        """The ratios that it can have: ToMA any, others not."""
+        return [ratio for ratio in ratios if self.preset not in METHODS or self._allows(ratio)]
+
+    def _allows(self, ratio: float) -> bool:
+        try:
+            named_config(self.preset, dict(self.overrides) | {"ratio": ratio})
+        except ValueError:
+            return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,7 @@ class Cell:
     """One measurement of a group: a method with all its settings."""
 
     method: str
-    config: ToMAConfig | None = None
+    config: Config | None = None
     """As it is applied; None for the baseline."""
     overrides: tuple[str, ...] = ()
     """Fields that the user set, noted even where they have their default value."""
@@ -82,7 +94,7 @@ class Cell:
         """What the user set and what differs from the defaults, unless it has a column of its own; compact JSON."""
         if self.config is None:
             return "{}"
-        values, defaults = self.config.to_dict(), DEFAULTS.to_dict()
+        values, defaults = self.config.to_dict(), type(self.config)().to_dict()
         noted = {
             name: value
             for name, value in sorted(values.items())
@@ -93,9 +105,8 @@ class Cell:
     @property
     def key(self) -> dict[str, str]:
         """The columns that tell it from the other cells of its group."""
-        scope, assign, ratio = (
-            ("", "", "") if self.config is None else (self.config.scope, self.config.assign, f"{self.config.ratio:g}")
-        )
+        scope, ratio = ("", "") if self.config is None else (self.config.scope, f"{self.config.ratio:g}")
+        assign = self.config.assign if isinstance(self.config, ToMAConfig) else ""
         return {"method": self.method, "settings": self.settings, "scope": scope, "assign": assign, "ratio": ratio}
 
 
@@ -160,12 +171,15 @@ def parse_value(text: str) -> Any:
 def compare(
     model: Any, methods: Iterable[Method], ratios: Iterable[float], scopes: Iterable[str], *, bounds: Iterable[str]
 ) -> list[Comparison]:
-    """All cells but the baseline. The settings are those that `apply_toma` arrives at for this model."""
+    """All cells but the baseline. The settings are those that `apply_toma` arrives at for this model.
+
+    Scopes are a matter of ToMA. A method that cannot have some of the ratios is measured at the others.
+    """
     ratios, scopes, wanted = list(ratios), list(scopes), set(bounds)
     comparisons: dict[Cell, Comparison] = {}
     for method in methods:
-        for chosen in [{"scope": scope} for scope in scopes] or [{}]:
-            for ratio in ratios:
+        for chosen in [{"scope": scope} for scope in scopes if method.preset not in METHODS] or [{}]:
+            for ratio in method.possible(ratios) or ratios:  # if none is, the error says why
                 overrides = dict(method.overrides) | chosen
                 with apply_toma(Host(model), method.preset, ratio=ratio, **overrides) as handle:
                     config = handle.summary().config
@@ -177,10 +191,10 @@ def compare(
     return list(comparisons.values())
 
 
-def bounds_of(config: ToMAConfig) -> tuple[Cell | None, Cell | None]:
+def bounds_of(config: Config) -> tuple[Cell | None, Cell | None]:
     """The lower bound and the floor of a method. What makes no difference to them is left at its default, so that
-    methods share them."""
-    if config.selection == "slice":
+    methods share them. Other methods than ToMA have none."""
+    if not isinstance(config, ToMAConfig) or config.selection == "slice":
         return None, None
     floor = ToMAConfig.from_preset(
         FLOOR,

@@ -24,7 +24,10 @@ def bench(
     ] = "sdxl",
     size: Annotated[str, typer.Option(help="real or small; auto is real on a GPU and small on a CPU.")] = "auto",
     methods: Annotated[
-        str, typer.Option(help="Presets, each with changes if wanted: toma,fast:num_regions=256;scale=inf.")
+        str,
+        typer.Option(
+            help="Presets, each with changes if wanted: toma,fast:num_regions=256;scale=inf; or tomesd, tofu, todo."
+        ),
     ] = "toma,toma-tile,toma-once,fast",
     ratios: Annotated[str, typer.Option(help="Shares of the tokens to remove.")] = "0.25,0.5,0.75",
     scopes: Annotated[str, typer.Option(help="module, block, stage: instead of the methods' own.")] = "",
@@ -88,6 +91,9 @@ def bench(
         comparisons = compare(
             denoiser.model, scenario.methods, scenario.ratios, scenario.scopes, bounds=scenario.bounds
         )
+        for method in scenario.methods:
+            for ratio in set(scenario.ratios) - set(method.possible(scenario.ratios)):
+                console.print(f"Left out: {method.preset} cannot have ratio {ratio:g}.", highlight=False)
         records = Records(output, fresh=fresh)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

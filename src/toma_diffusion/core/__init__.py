@@ -1,7 +1,7 @@
 """The method in pure torch: a grid cut into regions, a plan that merges it, a schedule that renews the plan."""
 
-from toma_diffusion.core.plan import MergePlan, num_destinations
+from toma_diffusion.core.plan import MergePlan, Plan, num_destinations
 from toma_diffusion.core.regions import Grid, Regions
 from toma_diffusion.core.schedule import Action, Schedule
 
-__all__ = ["Action", "Grid", "MergePlan", "Regions", "Schedule", "num_destinations"]
+__all__ = ["Action", "Grid", "MergePlan", "Plan", "Regions", "Schedule", "num_destinations"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -20,7 +21,59 @@ _WITHOUT_TOKENS = ("none", "slice")
 """Selections that never look at tokens, neither for destinations nor for weights."""
 
 
-class MergePlan:
+class Plan(ABC):
+    """What hooks need of a plan, whichever method makes it: the way from all tokens of a grid to fewer, and back."""
+
+    grid: Grid
+    backend = "torch"
+    """Which implementation runs: `torch` or `triton`."""
+
+    @property
+    @abstractmethod
+    def num_destinations(self) -> int:
+        """D: tokens of a sample after merging."""
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether nothing is removed: merging and unmerging then return their input as it is."""
+        return self.num_destinations == self.grid.num_tokens
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """The tensors that are updated in place; their addresses never change."""
+        return []
+
+    def begin_call(self) -> None:  # noqa: B027 (a plan that never changes has nothing to do here)
+        """Prepare for one call of the denoiser, outside compiled code."""
+
+    def wants(self, action: Action) -> bool:
+        """Whether `update` with this action would compute anything."""
+        return False
+
+    def update(self, tokens: Tensor, action: Action) -> None:  # noqa: B027
+        """Do what the schedule says with the tokens [B, N, d] of this step."""
+
+    def forget(self) -> None:  # noqa: B027
+        """Make the next `update` choose anew whatever its action."""
+
+    @abstractmethod
+    def merge(self, tokens: Tensor) -> Tensor:
+        """[B, N, C] -> [B, D, C]."""
+
+    @abstractmethod
+    def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[B, D, C] -> [B, N, C], added to the residual if there is one."""
+
+    @abstractmethod
+    def gather(self, table: Tensor) -> Tensor:
+        """Of a table with one row per grid position, such as RoPE, the rows of the merged tokens."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Where in the grid tokens are merged, in words."""
+
+
+class MergePlan(Plan):
     """Destinations for a batch of token grids, and the mapping to them by which tokens are merged and unmerged.
 
     The tensors are allocated once and updated in place, so a plan can be shared by many layers, reused over steps,
@@ -71,7 +124,6 @@ class MergePlan:
         self.destinations_per_region = num_destinations(self.regions.size, config.ratio)
 
         self.backend = choose_backend(config.backend, torch.device(device), dtype)
-        """Which implementation runs: `torch` or `triton`."""
 
         block_destinations = self.num_destinations // self.assign_regions.count
         self.destinations = torch.zeros(
@@ -134,6 +186,10 @@ class MergePlan:
     def num_bytes(self) -> int:
         """Memory held by the plan."""
         return sum(buffer.nbytes for buffer in self.buffers)
+
+    def describe(self) -> str:
+        """The regions in which destinations are chosen."""
+        return self.regions.describe()
 
     def wants(self, action: Action) -> bool:
         """Whether `update` with this action would compute anything: what is missing is computed whatever the action."""

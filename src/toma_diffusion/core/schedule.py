@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from toma_diffusion.config import ToMAConfig
+from toma_diffusion.config import Config, ToMAConfig
 
 
 class Action(Enum):
@@ -41,9 +41,11 @@ class Schedule:
     window: tuple[float, float] = (0.0, 1.0)
 
     @classmethod
-    def from_config(cls, config: ToMAConfig) -> Schedule:
-        """The schedule that `config` asks for."""
-        return cls(config.select_every, config.reweigh_every, config.window)
+    def from_config(cls, config: Config) -> Schedule:
+        """The schedule that `config` asks for. Methods other than ToMA choose anew in every step."""
+        if isinstance(config, ToMAConfig):
+            return cls(config.select_every, config.reweigh_every, config.window)
+        return cls(1, 1, config.window)
 
     def action(self, step: int, num_steps: int | None = None) -> Action | None:
         """What to do in `step` (from 0) of `num_steps`; None outside the window, where nothing is merged.

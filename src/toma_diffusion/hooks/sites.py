@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from toma_diffusion.core import MergePlan
-from toma_diffusion.hooks.state import MergeState
+from toma_diffusion.core import Plan
+from toma_diffusion.hooks.state import MergeState, Slot
 
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -32,52 +32,52 @@ class Site:
     """One place of merging: which plan it uses, and whether it renews it."""
 
     state: MergeState
-    kind: str
-    """Sites of one kind share a plan."""
+    slot: Slot
+    """Sites of one slot share a plan."""
     leads: bool = False
-    """Whether this is the first site of its kind in a step, whose tokens the plan is made from."""
+    """Whether this is the first site of its slot in a step, whose tokens the plan is made from."""
     leave_alone: Callable[[Keywords], bool] = field(default=lambda keywords: False)
     """Whether a call with these keyword arguments must not be merged."""
 
-    def plan(self, keywords: Keywords) -> MergePlan | None:
+    def plan(self, keywords: Keywords) -> Plan | None:
         """The plan to use in this call, or None to leave the module alone."""
         if not self.state.active or self.leave_alone(keywords):
             return None
-        plan = self.state.current[self.kind]
-        return None if plan.is_identity else plan
+        plan = self.slot.plan
+        return None if plan is None or plan.is_identity else plan
 
-    def update(self, plan: MergePlan, tokens: Callable[[], Tensor]) -> None:
+    def update(self, plan: Plan, tokens: Callable[[], Tensor]) -> None:
         """Renew the plan if this site leads and the schedule asks for it."""
         if self.leads and plan.wants(self.state.action):
             plan.update(tokens(), self.state.action)
 
-    def image_start(self, length: int, plan: MergePlan, merged: bool = False) -> int:
+    def image_start(self, length: int, plan: Plan, merged: bool = False) -> int:
         """Where the image begins in a sequence that ends with it: text may come before it."""
         image_tokens = self.state.image_tokens or plan.grid.num_tokens
         return length - image_tokens + (plan.grid.num_tokens - plan.num_destinations if merged else 0)
 
-    def image(self, plan: MergePlan, tokens: Tensor) -> Tensor:
+    def image(self, plan: Plan, tokens: Tensor) -> Tensor:
         """The part of the sequence that is the image grid."""
         start = self.image_start(tokens.shape[1], plan)
         return tokens.narrow(1, start, plan.grid.num_tokens)
 
-    def merge(self, plan: MergePlan, tokens: Tensor) -> Tensor:
+    def merge(self, plan: Plan, tokens: Tensor) -> Tensor:
         """Merge the image grid in a sequence [text, image, references]; the rest stays."""
         start = self.image_start(tokens.shape[1], plan)
         return _replace(tokens, 1, start, plan.grid.num_tokens, plan.merge)
 
-    def unmerge(self, plan: MergePlan, tokens: Tensor) -> Tensor:
+    def unmerge(self, plan: Plan, tokens: Tensor) -> Tensor:
         """The inverse of `merge` on sequences."""
         start = self.image_start(tokens.shape[1], plan, merged=True)
         return _replace(tokens, 1, start, plan.num_destinations, plan.unmerge)
 
-    def unmerge_onto(self, whole: Tensor, plan: MergePlan, change: Tensor) -> Tensor:
+    def unmerge_onto(self, whole: Tensor, plan: Plan, change: Tensor) -> Tensor:
         """`whole` + the unmerged `change`; in one kernel where the sequence is the image alone."""
         if change.shape[1] == plan.num_destinations:
             return plan.unmerge(change, residual=whole)
         return whole + self.unmerge(plan, change)
 
-    def gather(self, plan: MergePlan, tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def gather(self, plan: Plan, tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Position tables with the image grid's rows reduced to those of the destinations."""
         start = self.image_start(tables[0].shape[0], plan)
         return tuple(_replace(table, 0, start, plan.grid.num_tokens, plan.gather) for table in tables)
@@ -99,6 +99,20 @@ class MergeInput(Hook):
         self.site.update(plan, lambda: self.site.image(plan, tokens))
         args, kwargs = set_hidden_states(args, kwargs, self.site.merge(plan, tokens))
         return args, gather_positions(self.site, plan, self.position_table, kwargs)
+
+
+@dataclass(eq=False)
+class UpdatePlan(Hook):
+    """Forward pre-hook of a block: its plan is made from the tokens that come into it, before any norm."""
+
+    site: Site
+
+    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
+        """Renew the plan before the block."""
+        plan = self.site.plan(kwargs)
+        if plan is not None:
+            tokens = get_hidden_states(args, kwargs)
+            self.site.update(plan, lambda: self.site.image(plan, tokens))
 
 
 @dataclass(eq=False)
@@ -233,7 +247,7 @@ def set_hidden_states(args: Arguments, kwargs: Keywords, tokens: Tensor) -> tupl
     return (tokens, *args[1:]), kwargs
 
 
-def gather_positions(site: Site, plan: MergePlan, position_table: str | None, kwargs: Keywords) -> Keywords:
+def gather_positions(site: Site, plan: Plan, position_table: str | None, kwargs: Keywords) -> Keywords:
     """The same keyword arguments with the position table, if there is one, reduced to the destinations' rows."""
     if position_table is None or kwargs.get(position_table) is None:
         return kwargs

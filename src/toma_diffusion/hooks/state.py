@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from toma_diffusion.config import ToMAConfig
-from toma_diffusion.core import Action, Grid, MergePlan, Schedule
+from toma_diffusion.config import Config
+from toma_diffusion.core import Action, Grid, Plan, Schedule
 from toma_diffusion.hooks.clock import StepClock
 
 
@@ -33,6 +34,20 @@ class Call:
     in the others nothing is merged."""
 
 
+@dataclass(eq=False)
+class Slot:
+    """Where all sites that share a plan find it. An attribute and not a key of a dictionary: compiled block by block,
+    blocks that have plans of their own can then share their code."""
+
+    name: str
+    kind: str
+    """Of the blocks it serves, whose grid the plan has."""
+    make: Callable[..., Plan]
+    """Makes a plan from a grid, `batch_size`, `dtype`, `device` and `joint`."""
+    plan: Plan | None = None
+    """That of the call under way."""
+
+
 PlanKey = tuple[str, int, Grid, int, torch.dtype, torch.device, bool]
 
 
@@ -43,17 +58,15 @@ class MergeState:
     Sites that do not lead read `active`, not `action`: compiled block by block, they then need one graph and not three.
     """
 
-    config: ToMAConfig
+    config: Config
     clock: StepClock
-    kinds: frozenset[str] = frozenset()
-    """The kinds of block that have a site."""
+    slots: list[Slot] = field(default_factory=list)
+    """In the order in which their first sites run."""
     enabled: bool = True
     active: bool = False
     """Whether anything is merged in this call."""
     action: Action = Action.SELECT
     """What plans do in this call."""
-    current: dict[str, MergePlan] = field(default_factory=dict)
-    """The plan of every kind of block in this call."""
     block_by_block: bool = False
     """Whether runs of blocks are merged and unmerged at every block in this call."""
     image_tokens: int | None = None
@@ -62,8 +75,22 @@ class MergeState:
 
     def __post_init__(self) -> None:
         self.schedule = Schedule.from_config(self.config)
-        self._plans: dict[PlanKey, MergePlan] = {}
+        self._plans: dict[PlanKey, Plan] = {}
         self._used: set[PlanKey] = set()
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of block that have a site."""
+        return frozenset(slot.kind for slot in self.slots)
+
+    @property
+    def current(self) -> dict[str, Plan]:
+        """The plans of the call under way, or of the last one, by the names of their slots."""
+        return {slot.name: slot.plan for slot in self.slots if slot.plan is not None}
+
+    def plan_of(self, kind: str) -> Plan | None:
+        """A plan of the call under way, or of the last one, for that kind of block."""
+        return next((slot.plan for slot in self.slots if slot.kind == kind), None)
 
     def begin_call(self, call: Call) -> None:
         """Set everything up for one call of the denoiser. Runs outside compiled code and waits for no device."""
@@ -89,11 +116,9 @@ class MergeState:
             self._used.clear()
             self.forget_choices()
         if self.active:
-            self.current = {
-                kind: self._plan(kind, grid, call, tick.ordinal)
-                for kind, grid in call.grids.items()
-                if kind in self.kinds
-            }
+            for slot in self.slots:
+                slot.plan = self._plan(slot, call, tick.ordinal)
+                slot.plan.begin_call()
 
     def forget_choices(self) -> None:
         """Every plan chooses anew when it is next used, whatever the schedule says. Its buffers stay where they are."""
@@ -105,15 +130,14 @@ class MergeState:
         self.clock.reset()
         self.forget_choices()
 
-    def _plan(self, kind: str, grid: Grid, call: Call, ordinal: int) -> MergePlan:
-        sample = call.sample
-        key = (kind, ordinal, grid, sample.shape[0], sample.dtype, sample.device, call.joint)
+    def _plan(self, slot: Slot, call: Call, ordinal: int) -> Plan:
+        sample, grid = call.sample, call.grids[slot.kind]
+        key = (slot.name, ordinal, grid, sample.shape[0], sample.dtype, sample.device, call.joint)
         self._used.add(key)
         if key not in self._plans:
             with torch.inference_mode(False):  # a buffer made in inference mode could not be updated outside it
-                plan = MergePlan(
+                plan = slot.make(
                     grid,
-                    self.config,
                     batch_size=sample.shape[0],
                     dtype=sample.dtype,
                     device=sample.device,

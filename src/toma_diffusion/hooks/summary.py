@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from toma_diffusion.config import ToMAConfig
-from toma_diffusion.core import MergePlan
+from toma_diffusion.config import Config
+from toma_diffusion.core import MergePlan, Plan
 from toma_diffusion.hooks.state import MergeState
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class KindSummary:
 class Summary:
     """Printable: `print(handle.summary())`, or give it to a rich console."""
 
-    config: ToMAConfig
+    config: Config
     enabled: bool
     kinds: tuple[KindSummary, ...]
     left_alone: tuple[tuple[str, str], ...]
@@ -58,7 +58,7 @@ class Summary:
     backend: str | None
     """Which operators ran, `torch` or `triton`; None as long as the denoiser has not been called."""
     multiplications: float | None
-    """Of all transformer blocks in one step, by the paper's formula, without merging."""
+    """Of all transformer blocks in one step, by the paper's formula, without merging. Known for ToMA alone."""
     merged_multiplications: float | None
     """With merging, the plans' own cost included, spread over their schedule."""
 
@@ -75,18 +75,15 @@ class Summary:
         from rich.table import Table
 
         config = self.config
-        table = Table(title=f"Token merging, ratio {config.ratio:g}{'' if self.enabled else ' (switched off)'}")
+        table = Table(title=f"{config.label}, ratio {config.ratio:g}{'' if self.enabled else ' (switched off)'}")
         for heading in ("kind", "blocks", f"merged, scope {config.scope}", "grid", "tokens", "regions"):
             table.add_column(heading)
         for kind in self.kinds:
             tokens = "not called yet" if kind.tokens_before is None else f"{kind.tokens_before} → {kind.tokens_after}"
             table.add_row(kind.kind, str(kind.blocks), str(kind.sites), kind.grid, tokens, kind.regions)
         start, end = config.window
-        lines = [
-            f"destinations by {config.selection}, {config.assign} assignment, unmerged by {config.unmerge}",
-            f"selected every {_steps(config.select_every)}, reweighed every {_steps(config.reweigh_every)}, "
-            + ("in all steps" if (start, end) == (0, 1) else f"from {start:.0%} to {end:.0%} of the steps"),
-        ]
+        lines = config.describe()
+        lines[-1] += ", in all steps" if (start, end) == (0, 1) else f", from {start:.0%} to {end:.0%} of the steps"
         if self.backend is not None:
             lines.append(f"operators: {'fused Triton kernels' if self.backend == 'triton' else 'plain torch'}")
         if self.multiplications is not None and self.merged_multiplications is not None:
@@ -108,7 +105,7 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
     kinds = []
     for kind in dict.fromkeys(record.kind for record in merged):
         of_kind = [record for record in merged if record.kind == kind]
-        plan = state.current.get(kind)
+        plan = state.plan_of(kind)
         kinds.append(
             KindSummary(
                 kind=kind,
@@ -117,12 +114,12 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
                 grid=f"{plan.grid.height}×{plan.grid.width}" if plan else "–",
                 tokens_before=plan.grid.num_tokens if plan else None,
                 tokens_after=plan.num_destinations if plan else None,
-                regions=plan.regions.describe() if plan else "–",
+                regions=plan.describe() if plan else "–",
             )
         )
-    costs = [_multiplications(record, state.current.get(record.kind)) for record in records]
+    costs = [_multiplications(record, state.plan_of(record.kind)) for record in records]
     known = [cost for cost in costs if cost is not None]
-    overhead = sum(_plan_multiplications(plan, _width(records, kind)) for kind, plan in state.current.items())
+    overhead = sum(_plan_multiplications(state.plan_of(kind), _width(records, kind)) for kind in state.kinds)
     return Summary(
         config=state.config,
         enabled=state.enabled,
@@ -135,9 +132,9 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
     )
 
 
-def _multiplications(record: BlockRecord, plan: MergePlan | None) -> tuple[float, float] | None:
+def _multiplications(record: BlockRecord, plan: Plan | None) -> tuple[float, float] | None:
     """Of a block without and with merging: 7d²N + 2dN², and the same of D with the merging and unmerging."""
-    if plan is None:
+    if not isinstance(plan, MergePlan):
         return None
     width, tokens, destinations = record.width, plan.grid.num_tokens, plan.num_destinations
     whole = 7 * width**2 * tokens + 2 * width * tokens**2
@@ -147,9 +144,9 @@ def _multiplications(record: BlockRecord, plan: MergePlan | None) -> tuple[float
     return whole, 7 * width**2 * destinations + 2 * width * destinations**2 + merging
 
 
-def _plan_multiplications(plan: MergePlan, width: int) -> float:
+def _plan_multiplications(plan: Plan | None, width: int) -> float:
     """Of choosing destinations and weights, per step."""
-    if plan.is_identity or plan.config.selection in ("none", "slice"):
+    if not isinstance(plan, MergePlan) or plan.is_identity or plan.config.selection in ("none", "slice"):
         return 0.0
     config, tokens = plan.config, plan.grid.num_tokens
     selection = tokens**2 * width / plan.regions.count if config.selection == "facility-location" else 0
@@ -159,7 +156,3 @@ def _plan_multiplications(plan: MergePlan, width: int) -> float:
 
 def _width(records: list[BlockRecord], kind: str) -> int:
     return next(record.width for record in records if record.kind == kind)
-
-
-def _steps(number: int) -> str:
-    return "step" if number == 1 else f"{number} steps"

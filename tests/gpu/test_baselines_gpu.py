@@ -1,0 +1,83 @@
+"""The other methods on a GPU: half precision, no synchronisation in the loop, inductor, CUDA graphs."""
+
+import csv
+
+import pytest
+import torch
+from test_adapters_gpu import BLOCKS, on_gpu, steps
+from tiny import FAMILIES
+from typer.testing import CliRunner
+
+from toma_diffusion import METHODS, apply_toma, remove_toma
+from toma_diffusion.cli import app
+
+BY_NAME = {family.name: family for family in FAMILIES}
+CASES = [
+    pytest.param(method, family, id=f"{method}-{family.name}")
+    for method in METHODS
+    for family in FAMILIES
+    if method != "todo" or family.name not in ("flux", "sd3")
+]
+every_case = pytest.mark.parametrize(("method", "family"), CASES)
+SETTINGS = {"ratio": 0.75, "skip_blocks": ()}
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_runs_and_is_restored(method, family, dtype):
+    model, inputs = family.build().to("cuda", dtype), on_gpu(family.inputs(), dtype)
+    before, state = steps(model, inputs, 1)[0], torch.cuda.get_rng_state()
+    apply_toma(model, method, **SETTINGS)
+    merged = steps(model, inputs, 1)[0]
+    assert merged.isfinite().all()
+    assert not torch.equal(merged, before)
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    remove_toma(model)
+    assert torch.equal(steps(model, inputs, 1)[0], before)
+
+
+@every_case
+def test_nothing_waits_for_the_device_in_the_loop(method, family):
+    model, inputs = family.build().to("cuda", torch.float16), on_gpu(family.inputs(), torch.float16)
+    apply_toma(model, method, **SETTINGS)
+    steps(model, inputs, 1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        steps(model, inputs, 5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("how", ["by block", "whole, in CUDA graphs"])
+@pytest.mark.parametrize(
+    ("method", "name"), [("tomesd", "sdxl"), ("tomesd", "flux"), ("tofu", "sdxl"), ("todo", "sdxl")]
+)
+def test_inductor_equals_eager(method, name, how):
+    torch.compiler.reset()
+    family, seed = BY_NAME[name], {} if method == "todo" else {"seed": 1}
+    model, eager = family.build().to("cuda"), family.build().to("cuda")
+    inputs = on_gpu(family.inputs(), torch.float32)
+    for each in (model, eager):
+        apply_toma(each, method, **SETTINGS, **seed)
+    if how == "by block":
+        for module in model.modules():
+            if type(module).__name__ in BLOCKS:
+                module.compile(fullgraph=True)
+    else:
+        model.compile(fullgraph=True, mode="reduce-overhead")
+    for ours, theirs in zip(steps(model, inputs, 4), steps(eager, inputs, 4), strict=True):
+        assert (ours - theirs).abs().median() < 1e-3
+
+
+@pytest.mark.parametrize("model", ["sdxl", "flux"])
+@pytest.mark.parametrize("compiled", ["none", "block"])
+def test_captured_and_timed(model, compiled, tmp_path):
+    """A graph that is being captured keeps the draws of the call before."""
+    path, methods = tmp_path / "rows.csv", "tomesd,tofu" if model == "flux" else "tomesd,tofu,todo"
+    arguments = f"bench --model {model} --size small --steps 3 --repeats 2 --ratios 0.75 --modes graph"
+    result = CliRunner().invoke(
+        app, [*arguments.split(), "--compile", compiled, "--methods", methods, "--output", str(path)]
+    )
+    assert result.exit_code == 0, result.output
+    with path.open(newline="") as file:
+        assert [row["method"] for row in csv.DictReader(file)] == ["baseline", *methods.split(",")]
