@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,21 +27,27 @@ OTHER_NAMES = {
 """The clothing set's labels are those of a shop; a person would not say "outwear"."""
 PLURALS = ("pants", "trousers", "shoes", "shorts", "gloves", "socks", "glasses", "eyes", "hands")
 
-COLOURS = {
-    "red": (170, 25, 35),
-    "orange": (225, 120, 40),
-    "yellow": (225, 195, 60),
-    "green": (50, 120, 60),
-    "blue": (40, 75, 150),
-    "light blue": (140, 175, 210),
-    "purple": (100, 60, 130),
-    "pink": (225, 140, 160),
-    "brown": (105, 70, 50),
-    "beige": (205, 185, 160),
-    "black": (28, 28, 32),
-    "grey": (125, 125, 128),
-    "white": (225, 225, 228),
-}
+SHADES = (
+    ("red", (170, 25, 35)),
+    ("red", (215, 60, 45)),
+    ("orange", (225, 120, 40)),
+    ("yellow", (225, 195, 60)),
+    ("green", (50, 120, 60)),
+    ("green", (45, 75, 55)),
+    ("blue", (40, 75, 150)),
+    ("blue", (40, 50, 85)),
+    ("blue", (85, 110, 145)),
+    ("light blue", (140, 175, 210)),
+    ("purple", (100, 60, 130)),
+    ("pink", (225, 140, 160)),
+    ("brown", (105, 70, 50)),
+    ("beige", (205, 185, 160)),
+    ("black", (28, 28, 32)),
+    ("grey", (85, 85, 88)),
+    ("grey", (135, 135, 138)),
+    ("white", (225, 225, 228)),
+)
+"""The nearest one names a pixel. Navy and denim are blue to whoever types a prompt."""
 
 
 def clean(caption: str) -> str:
@@ -70,10 +77,10 @@ def colour_of(image: NDArray[np.uint8]) -> str | None:
     """The colour's name if one fills most of the image's middle, where a garment lies, and None if there is no such."""
     height, width, _ = image.shape
     middle = image[height * 3 // 8 : height * 5 // 8 : 4, width * 3 // 8 : width * 5 // 8 : 4].reshape(-1, 3)
-    palette = np.array(list(COLOURS.values()), dtype=np.float32)
-    distance = ((middle[:, None].astype(np.float32) - palette) ** 2).sum(-1)  # [pixels, colours]
-    counts = np.bincount(distance.argmin(-1), minlength=len(palette))
-    return list(COLOURS)[int(counts.argmax())] if counts.max() >= 0.6 * len(middle) else None
+    palette = np.array([shade for _, shade in SHADES], dtype=np.float32)
+    distance = ((middle[:, None].astype(np.float32) - palette) ** 2).sum(-1)  # [pixels, shades]
+    name, count = Counter(SHADES[index][0] for index in distance.argmin(-1)).most_common(1)[0]
+    return name if count >= 0.6 * len(middle) else None
 
 
 def with_article(noun: str) -> str:

@@ -73,10 +73,17 @@ def tokenise(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
 
 
 def prepare_latents(data: Path, settings: Settings, place: Place, limit: int | None = None) -> None:
-    """Write `latents.pt`, the folder `vae` with the normalised autoencoder and the folder `tokenizer`."""
+    """Write the folders `vae` (the autoencoder, normalised) and `tokenizer`, and `latents.pt`, unless they are there.
+
+    A text encoder that has begun to learn one vocabulary could not go on with another.
+    """
+    path, trained = place.work / "latents.pt", place.work / "vae.pt"
+    if path.exists() and path.stat().st_mtime_ns > trained.stat().st_mtime_ns:
+        print(f"latents: {path} is there already", flush=True)
+        return
     dataset = load(data, settings.image_size, limit)
     vae = build_vae(settings)
-    averaged(vae, place.work / "vae.pt")
+    averaged(vae, trained)
     vae.to(place.device)
     latents = normalise(vae, encode(vae, dataset.pixels(place.device)))
 
@@ -95,4 +102,4 @@ def prepare_latents(data: Path, settings: Settings, place: Place, limit: int | N
         "weights": dataset.weights,
         "mirror": dataset.mirror,
     }
-    write_atomically(place.work / "latents.pt", lambda path: torch.save(state, path))
+    write_atomically(path, lambda unfinished: torch.save(state, unfinished))

@@ -37,7 +37,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stage keeps its files, and what it runs on."""
+    """Where a stage keeps its files, what it runs on, and whether it compiles the UNet."""
 
     work: Path
     device: torch.device
@@ -164,6 +164,9 @@ class Training:
         Time counts from here, compilation included, and is taken up from the checkpoint: a training of ten minutes that
         is killed and started again ends after ten minutes of training, and always at a learning rate of zero.
         """
+        if budget.done(self.step, self.seconds) >= 1:
+            print(f"{self.name}: finished already, at step {self.step}", flush=True)
+            return
         before, started = self.seconds, time.monotonic()
         saved = row_time = started
         row_step, losses = self.step, torch.zeros((), device=self.place.device)

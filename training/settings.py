@@ -35,7 +35,7 @@ class Settings:
     vocabulary: int = 2048
 
     batch: int = 512
-    diffusion_rate: float = 1e-3
+    diffusion_rate: float = 8e-4
     caption_dropout: float = 0.1
     """How often the caption is left out, for classifier-free guidance."""
     caption_variants: int = 16

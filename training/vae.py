@@ -57,8 +57,6 @@ def train_vae(data: Path, settings: Settings, place: Place, budget: Budget, limi
         latents = posterior.mean + posterior.std * noise
         return vae.decode(latents).sample, posterior.kl().mean()
 
-    network = torch.compile(forward) if place.compile else forward
-
     def loss_of(generator: torch.Generator) -> Tensor:
         index = torch.multinomial(weights, settings.vae_batch, replacement=True, generator=generator)
         target = to_float(pixels[index])
@@ -67,7 +65,7 @@ def train_vae(data: Path, settings: Settings, place: Place, budget: Budget, limi
         target = target.contiguous(memory_format=torch.channels_last)
         shape = (len(index), settings.latent_channels, settings.latent_size, settings.latent_size)
         noise = torch.randn(shape, device=place.device, generator=generator)
-        images, divergence = network(target, noise)
+        images, divergence = forward(target, noise)
         with torch.autocast(place.device.type, enabled=False):  # the spectrum needs single precision
             return reconstruction_loss(images.float(), target) + settings.kl_weight * divergence.float()
 

@@ -83,9 +83,15 @@ def test_a_finished_stage_is_not_trained_again(trained, command, capsys):
     before = checkpoint(trained, "vae")
     run.main(command("vae", trained, "--steps", "25"))
     after = checkpoint(trained, "vae")
-    assert "going on at step 25" in capsys.readouterr().out
+    assert "finished already, at step 25" in capsys.readouterr().out
     assert after["step"] == 25
     assert all(torch.equal(after["average"][name], weight) for name, weight in before["average"].items())
+
+
+def test_a_resumed_training_keeps_its_vocabulary_and_latents(trained, command):
+    before = {name: (trained / name).stat().st_mtime_ns for name in ("latents.pt", "tokenizer/vocab.json")}
+    run.main(command("latents", trained))
+    assert {name: (trained / name).stat().st_mtime_ns for name in before} == before
 
 
 def test_other_settings_are_not_mixed_in(trained, command):
