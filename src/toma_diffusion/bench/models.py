@@ -188,7 +188,7 @@ def load(source: str, *, device: torch.device, dtype: torch.dtype | None = None)
         )
     family = FAMILIES[class_names[0]]
     dtype = dtype or default_dtype(family, device)
-    pipeline: Any = DiffusionPipeline.from_pretrained(source, torch_dtype=dtype)  # type: ignore[no-untyped-call]
+    pipeline: Any = DiffusionPipeline.from_pretrained(source, torch_dtype=dtype)
     model = find_denoiser(pipeline).eval().requires_grad_(False)
     side: Any = getattr(model.config, "sample_size", None)
     return Denoiser(

@@ -1,0 +1,193 @@
+"""All stages in small on a CPU, from pictures to a pipeline that draws; killed and resumed; too large and refused."""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline
+from PIL import Image
+
+from training import export, run
+from training.diffusion import Batches, loss_weight, spread_timesteps
+from training.latents import normalise
+from training.loop import Budget, Place, learning_rate
+from training.models import build_scheduler, build_unet, build_vae
+from training.settings import FULL, TINY
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+
+def rows(work, stage):
+    with (work / f"{stage}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def checkpoint(work, stage):
+    return torch.load(work / f"{stage}.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("stage", ["vae", "diffusion"])
+def test_a_stage_logs_and_ends_annealed(trained, stage):
+    log = rows(trained, stage)
+    assert list(log[0]) == ["step", "loss", "images_per_second", "learning_rate", "seconds"]
+    assert log[-1]["step"] == "25"
+    assert float(log[-1]["loss"]) < float(log[0]["loss"])
+    assert float(log[-1]["learning_rate"]) < 0.01 * FULL.diffusion_rate
+
+
+def test_pipeline_loads_without_arguments_and_draws(trained):
+    pipeline = StableDiffusionPipeline.from_pretrained(trained / "pipeline", local_files_only=True)
+    image = pipeline("3d emoji of a red apple", num_inference_steps=2).images[0]
+    assert image.size == (64, 64)
+    assert pipeline.scheduler.config.prediction_type == "v_prediction"
+    assert pipeline.safety_checker is None
+
+
+def test_files_are_in_half_precision(trained):
+    pipeline = StableDiffusionPipeline.from_pretrained(trained / "pipeline", local_files_only=True)
+    networks = (pipeline.unet, pipeline.vae, pipeline.text_encoder)
+    parameters = sum(weight.numel() for network in networks for weight in network.parameters())
+    stored = sum(path.stat().st_size for path in (trained / "pipeline").rglob("*.safetensors"))
+    assert 2 * parameters < stored < 2.5 * parameters
+
+
+def test_model_card_is_filled_in(trained):
+    card = (trained / "pipeline" / "README.md").read_text()
+    assert "$" not in card
+    assert "16 captioned images" in card
+    assert "100 images in batches of 4" in card
+
+
+def test_samples_are_a_grid_of_64(trained):
+    with Image.open(trained / "samples.png") as image:
+        assert image.size == (8 * 64, 8 * (64 + 34))
+
+
+def test_export_refuses_what_is_too_large(trained, tmp_path):
+    work = tmp_path / "work"
+    shutil.copytree(trained, work)
+    before = (work / "pipeline" / "README.md").stat().st_mtime_ns
+    with pytest.raises(export.ModelTooLargeError, match=r"0\.\d MiB, and at most 0\.1 are allowed"):
+        export.export(TINY, Place(work, CPU), max_mib=0.1)
+    assert (work / "pipeline" / "README.md").stat().st_mtime_ns == before
+
+
+def test_a_finished_stage_is_not_trained_again(trained, command, capsys):
+    before = checkpoint(trained, "vae")
+    run.main(command("vae", trained, "--steps", "25"))
+    after = checkpoint(trained, "vae")
+    assert "finished already, at step 25" in capsys.readouterr().out
+    assert after["step"] == 25
+    assert all(torch.equal(after["average"][name], weight) for name, weight in before["average"].items())
+
+
+def test_a_resumed_training_keeps_its_vocabulary_and_latents(trained, command):
+    before = {name: (trained / name).stat().st_mtime_ns for name in ("latents.pt", "tokenizer/vocab.json")}
+    run.main(command("latents", trained))
+    assert {name: (trained / name).stat().st_mtime_ns for name in before} == before
+
+
+def test_other_settings_are_not_mixed_in(trained, command):
+    with pytest.raises(ValueError, match="other settings"):
+        run.main(command("diffusion", trained, "--seed", "1"))
+
+
+def test_killed_it_goes_on(command, tmp_path, capsys):
+    arguments = [sys.executable, "-m", "training.run", *command("vae", tmp_path, "--checkpoint-seconds", "0.2")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "vae.csv").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+
+    killed_at = checkpoint(tmp_path, "vae")["step"]
+    assert killed_at > 0
+    run.main(command("vae", tmp_path, "--steps", str(killed_at + 20)))
+    assert f"going on at step {killed_at}" in capsys.readouterr().out
+    resumed = checkpoint(tmp_path, "vae")
+    assert resumed["step"] == killed_at + 20
+    steps = [int(row["step"]) for row in rows(tmp_path, "vae")]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == killed_at + 20
+
+
+def test_interrupted_and_whole_runs_draw_the_same_random_numbers(command, trained, tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+    for steps in ("10", "25"):
+        run.main(command("vae", work, "--steps", steps))
+    assert torch.equal(checkpoint(work, "vae")["generator"], checkpoint(trained, "vae")["generator"])
+
+
+@pytest.mark.parametrize("stage", ["latents", "diffusion", "export", "samples"])
+def test_a_stage_names_the_one_before_it(command, tmp_path, stage):
+    with pytest.raises(OSError, match=r"run the stage|tokenizer"):
+        run.main(command(stage, tmp_path))
+
+
+def test_normalising_changes_latents_and_not_pictures():
+    torch.manual_seed(0)
+    vae = build_vae(TINY).eval().requires_grad_(False)
+    images = torch.rand(3, 3, 64, 64) * 2 - 1
+    latents = torch.stack([vae.encode(images).latent_dist.mean, vae.encode(images.flip(-1)).latent_dist.mean], dim=1)
+    pictures = vae.decode(latents[:, 0]).sample
+    deviation = vae.encode(images).latent_dist.std / latents.std(dim=(0, 1, 3, 4))[:, None, None]
+
+    normalised = normalise(vae, latents)
+    torch.testing.assert_close(normalised.mean(dim=(0, 1, 3, 4)), torch.zeros(4), atol=1e-4, rtol=0)
+    torch.testing.assert_close(normalised.std(dim=(0, 1, 3, 4)), torch.ones(4), atol=1e-4, rtol=0)
+    posterior = vae.encode(images).latent_dist
+    torch.testing.assert_close(posterior.mean, normalised[:, 0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(posterior.std, deviation, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(vae.decode(posterior.mean).sample, pictures, atol=1e-4, rtol=1e-4)
+
+
+def test_batches_mirror_and_drop_captions_as_told(trained):
+    batches = Batches.load(Place(trained, CPU))
+    generator = torch.Generator().manual_seed(0)
+    _, tokens = batches.draw(400, 0.25, generator)
+    dropped = (tokens == batches.no_caption).all(dim=1).float().mean().item()
+    assert dropped == pytest.approx(0.25, abs=0.06)
+    batches.mirror.zero_()
+    latents, _ = batches.draw(8, 0.0, generator)
+    whole = batches.latents[:, 0].float()
+    assert all((whole == latent).flatten(1).all(dim=1).any() for latent in latents)
+
+
+def test_timesteps_cover_all_noise_levels():
+    timesteps = spread_timesteps(10, 1000, torch.Generator().manual_seed(0))
+    assert (timesteps // 100).tolist() == list(range(10))
+
+
+def test_pure_noise_is_trained_and_nothing_weighs_more():
+    signal = build_scheduler().alphas_cumprod
+    assert signal[-1].item() == pytest.approx(0, abs=1e-6)
+    weights = loss_weight(signal)
+    assert weights[-1].item() == 1
+    assert (weights[:-1] <= weights[1:]).all()
+    assert weights[0] > 0
+
+
+def test_learning_rate_follows_the_clock():
+    budget = Budget(minutes=10)
+    rates = [learning_rate(1.0, 1000, 200, budget.done(1000, seconds)) for seconds in (0, 300, 600)]
+    assert rates == pytest.approx([1, 0.5, 0])
+    assert learning_rate(1.0, 99, 200, 0.0) == 0.5
+
+
+def test_the_full_unet_sees_1024_tokens_and_fits_the_package():
+    with torch.device("meta"):
+        unet, vae = build_unet(FULL), build_vae(FULL)
+    assert unet.config.sample_size**2 == 1024
+    assert unet.config.use_linear_projection
+    millions = sum(weight.numel() for network in (unet, vae) for weight in network.parameters()) / 1e6
+    assert 15 < millions < 18

@@ -1,0 +1,85 @@
+"""Reads captioned images: WebP files joined in `blob` at the offsets `off`, with `label`, `classes` and `caption`."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from training.captions import concept, may_mirror
+
+SETS = ("fluent_emoji", "clothing")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All images in memory, with what is said about them."""
+
+    images: NDArray[np.uint8]  # [images, height, width, 3]
+    captions: list[str]
+    weights: Tensor  # [images], sums to one
+    mirror: Tensor  # [images], bool: may be shown mirrored
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def pixels(self, device: torch.device) -> Tensor:
+        """The images on the device, as bytes: [images, 3, height, width], 1.6 GB for the full data."""
+        return torch.from_numpy(self.images).to(device).permute(0, 3, 1, 2)
+
+
+def to_float(pixels: Tensor) -> Tensor:
+    """Bytes to the range [-1, 1] that autoencoders take."""
+    return pixels.float() / 127.5 - 1
+
+
+def sampling_weights(captions: list[str]) -> Tensor:
+    """Weights within one set, 1/√n for each of n images of one concept.
+
+    Half of the emoji are one person in six skin tones and a fifth of the clothes are T-shirts: drawn evenly, they would
+    crowd out the rest; drawn evenly by concept, a single image of a rare one would be learnt by heart.
+    """
+    concepts = [concept(caption) for caption in captions]
+    counts = Counter(concepts)
+    weights = torch.tensor([counts[name] ** -0.5 for name in concepts], dtype=torch.float64)
+    return weights / weights.sum()
+
+
+def read_image(data: bytes, size: int) -> NDArray[np.uint8]:
+    """One image as bytes, at the size asked for."""
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.LANCZOS)
+    return np.asarray(image)
+
+
+def load(folder: Path, size: int, limit: int | None = None) -> Dataset:
+    """Read both sets, each drawn as often as the other. `limit` takes so many images of each set, for trying out."""
+    images: list[NDArray[np.uint8]] = []
+    captions: list[str] = []
+    weights: list[Tensor] = []
+    mirror: list[bool] = []
+    for name in SETS:
+        path = folder / f"{name}.npz"
+        if not path.exists():
+            raise FileNotFoundError(f"There is no {path}. Give the folder of {', '.join(SETS)} (.npz) as --data.")
+        with np.load(path) as arrays:
+            blob, offsets, labels = arrays["blob"], arrays["off"], arrays["label"][:limit]
+            classes, said = json.loads(str(arrays["classes"])), json.loads(str(arrays["caption"]))[:limit]
+        files = [blob[start:end].tobytes() for start, end in pairwise(offsets[: len(said) + 1])]
+        with ThreadPoolExecutor() as pool:  # decoding releases Python's lock
+            images += pool.map(lambda file: read_image(file, size), files)
+        captions += said
+        weights.append(sampling_weights(said) / len(SETS))
+        mirror += [may_mirror(caption, classes[label]) for caption, label in zip(said, labels, strict=True)]
+    return Dataset(np.stack(images), captions, torch.cat(weights), torch.tensor(mirror))

@@ -1,0 +1,124 @@
+"""Stage `export`: the trained parts as one folder that `StableDiffusionPipeline.from_pretrained` loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, StableDiffusionPipeline
+from torch import nn
+
+from training import tokenizer as tokenizers
+from training.diffusion import TextToLatents
+from training.loop import Place, averaged
+from training.models import build_scheduler
+from training.settings import Settings
+
+MIB = 2**20
+MAX_MIB = 40.0
+CARD = Path(__file__).with_name("model_card.md")
+
+
+class ModelTooLargeError(ValueError):
+    """The pipeline's folder is larger than the package may carry."""
+
+
+def folder_mib(folder: Path) -> float:
+    """The size of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / MIB
+
+
+def millions(network: nn.Module) -> str:
+    """How many parameters a network has, as the model card tells it."""
+    return f"{sum(weight.numel() for weight in network.parameters()) / 1e6:.1f} M"
+
+
+def load_pipeline(folder: Path, device: torch.device) -> StableDiffusionPipeline:
+    """The pipeline as a user loads it: half precision on a GPU, single precision on a CPU."""
+    pipeline = StableDiffusionPipeline.from_pretrained(folder, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline.to(device, torch.float16 if device.type == "cuda" else torch.float32)
+
+
+def write_files(pipeline: StableDiffusionPipeline, tokenizer: Path, folder: Path) -> None:
+    """Write the pipeline so that it loads without arguments, in old and new versions of transformers."""
+    pipeline.save_pretrained(folder, safe_serialization=True)
+    # transformers 5 would take the text encoder's precision from the file where diffusers widens its own networks,
+    # and the pipeline fails when they differ.
+    config = folder / "text_encoder" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
+    # All versions read vocab.json and merges.txt; tokenizer.json holds the same again.
+    shutil.rmtree(folder / "tokenizer")
+    shutil.copytree(tokenizer, folder / "tokenizer")
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes them for the owner alone
+
+
+def assemble(settings: Settings, place: Place) -> tuple[StableDiffusionPipeline, dict[str, Any]]:
+    """The pipeline from the stages' results, in half precision, and the checkpoint of the diffusion stage."""
+    tokenizer = tokenizers.load(place.work / "tokenizer")
+    model = TextToLatents(settings, tokenizer)
+    state = averaged(model, place.work / "diffusion.pt")
+    vae = AutoencoderKL.from_pretrained(place.work / "vae", local_files_only=True)
+    pipeline = StableDiffusionPipeline(
+        vae=vae.half(),
+        text_encoder=model.text_encoder.half(),
+        tokenizer=tokenizer,
+        unet=model.unet.half(),
+        scheduler=build_scheduler(),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    return pipeline, state
+
+
+def model_card(pipeline: StableDiffusionPipeline, state: dict[str, Any], place: Place) -> str:
+    """The model card with its figures filled in."""
+    vae_state = torch.load(place.work / "vae.pt", map_location="cpu", weights_only=True, mmap=True)
+    latents = torch.load(place.work / "latents.pt", map_location="cpu", weights_only=True, mmap=True)
+    device = torch.cuda.get_device_name() if place.device.type == "cuda" else "a CPU"
+    return Template(CARD.read_text()).substitute(
+        unet=millions(pipeline.unet),
+        vae=millions(pipeline.vae),
+        text_encoder=millions(pipeline.text_encoder),
+        image_size=pipeline.vae.config.sample_size,
+        latent_channels=pipeline.vae.config.latent_channels,
+        vocabulary=len(pipeline.tokenizer),
+        images=len(latents["mirror"]),
+        device=device,
+        vae_minutes=f"{vae_state['seconds'] / 60:.1f}",
+        vae_steps=vae_state["step"],
+        diffusion_minutes=f"{state['seconds'] / 60:.1f}",
+        diffusion_steps=state["step"],
+        diffusion_images=f"{state['images']:,}",
+        batch=state["settings"]["batch"],
+        torch_version=torch.__version__,
+    )
+
+
+def export(settings: Settings, place: Place, max_mib: float = MAX_MIB) -> Path:
+    """Write the folder `pipeline`, unless it is too large or does not load and draw a picture.
+
+    Raises:
+        ModelTooLargeError: The folder would be larger than `max_mib`.
+    """
+    pipeline, state = assemble(settings, place)
+    folder = place.work / "pipeline"
+    unfinished = place.work / "pipeline.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    write_files(pipeline, place.work / "tokenizer", unfinished)
+    (unfinished / "README.md").write_text(model_card(pipeline, state, place))
+
+    size = folder_mib(unfinished)
+    if size > max_mib:
+        raise ModelTooLargeError(f"{unfinished} has {size:.1f} MiB, and at most {max_mib:g} are allowed.")
+    load_pipeline(unfinished, place.device)("3d emoji of a red apple", num_inference_steps=2)
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished.rename(folder)
+    print(f"export: {folder}, {size:.1f} of at most {max_mib:g} MiB", flush=True)
+    return folder

@@ -1,0 +1,84 @@
+"""Builds the four networks' parts from the settings, untrained."""
+
+from __future__ import annotations
+
+from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+from training.settings import Settings
+
+
+def build_vae(settings: Settings) -> AutoencoderKL:
+    """The autoencoder: eight pixels a latent each way."""
+    levels = len(settings.vae_channels)
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * levels,
+        up_block_types=("UpDecoderBlock2D",) * levels,
+        block_out_channels=settings.vae_channels,
+        layers_per_block=1,
+        latent_channels=settings.latent_channels,
+        norm_num_groups=8,
+        sample_size=settings.image_size,
+        # StableDiffusionPipeline knows a factor and no shift, and one factor for all channels. `normalise` in
+        # latents.py puts both into the weights, for every channel, and nothing is left to scale.
+        scaling_factor=1.0,
+        force_upcast=False,
+    )
+
+
+def build_unet(settings: Settings) -> UNet2DConditionModel:
+    """The denoiser, built as SDXL's: several transformer layers an attention, linear projections, heads of 64."""
+    levels = len(settings.unet_channels)
+    return UNet2DConditionModel(
+        sample_size=settings.latent_size,
+        in_channels=settings.latent_channels,
+        out_channels=settings.latent_channels,
+        down_block_types=("CrossAttnDownBlock2D",) * levels,
+        up_block_types=("CrossAttnUpBlock2D",) * levels,
+        block_out_channels=settings.unet_channels,
+        layers_per_block=1,
+        transformer_layers_per_block=settings.transformer_layers,
+        # Diffusers' name for it notwithstanding, this is the number of heads.
+        attention_head_dim=tuple(channels // settings.head_channels for channels in settings.unet_channels),
+        cross_attention_dim=settings.text_channels,
+        use_linear_projection=True,
+        norm_num_groups=min(32, settings.unet_channels[0] // 2),
+    )
+
+
+def build_text_encoder(settings: Settings, tokenizer: CLIPTokenizer) -> CLIPTextModel:
+    """The text encoder, learnt with the denoiser."""
+    return CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=settings.text_channels,
+            intermediate_size=4 * settings.text_channels,
+            num_hidden_layers=settings.text_layers,
+            num_attention_heads=max(1, settings.text_channels // 64),
+            max_position_embeddings=settings.text_tokens,
+            projection_dim=settings.text_channels,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def build_scheduler() -> DDIMScheduler:
+    """Velocity prediction down to pure noise.
+
+    Most of our images have a white ground. A schedule whose last step still holds some of the image, as Stable
+    Diffusion's does, teaches the model to read the brightness there, and then it cannot draw white from noise. With no
+    signal left at the last step, noise prediction would be undefined there, velocity is not; and sampling must begin at
+    that last step ("trailing").
+    """
+    return DDIMScheduler(
+        beta_schedule="scaled_linear",
+        beta_start=0.00085,
+        beta_end=0.012,
+        clip_sample=False,
+        prediction_type="v_prediction",
+        rescale_betas_zero_snr=True,
+        timestep_spacing="trailing",
+        steps_offset=1,  # unused with trailing steps; StableDiffusionPipeline warns of any other value
+    )
