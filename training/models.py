@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import torch
 from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from training.settings import Settings
 
+INITIAL_LOG_VARIANCE = -6.0
+"""A deviation of 0.05."""
+
 
 def build_vae(settings: Settings) -> AutoencoderKL:
-    """The autoencoder: eight pixels a latent each way."""
+    """The autoencoder: eight pixels a latent each way. It starts with hardly any noise on its latents.
+
+    Diffusers starts it with noise of deviation 1 on latents that are far smaller, and the decoder first has to learn to
+    look through it. The KL term raises the noise later to what the pictures bear.
+    """
     levels = len(settings.vae_channels)
-    return AutoencoderKL(
+    vae = AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * levels,
         up_block_types=("UpDecoderBlock2D",) * levels,
         block_out_channels=settings.vae_channels,
         layers_per_block=1,
         latent_channels=settings.latent_channels,
-        norm_num_groups=8,
+        norm_num_groups=settings.vae_channels[0] // 4,  # groups of one channel lose the colour of large even areas
         sample_size=settings.image_size,
         # StableDiffusionPipeline knows a factor and no shift, and one factor for all channels. `normalise` in
         # latents.py puts both into the weights, for every channel, and nothing is left to scale.
         scaling_factor=1.0,
         force_upcast=False,
     )
+    with torch.no_grad():
+        vae.quant_conv.weight[settings.latent_channels :] = 0
+        vae.quant_conv.bias[settings.latent_channels :] = INITIAL_LOG_VARIANCE
+    return vae
 
 
 def build_unet(settings: Settings) -> UNet2DConditionModel:

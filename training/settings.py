@@ -19,7 +19,7 @@ class Settings:
     latent_channels: int = 4
     """More reconstruct better and are harder to generate."""
     vae_batch: int = 32
-    vae_rate: float = 6e-4
+    vae_rate: float = 1e-3
     kl_weight: float = 1e-6
     """Higher keeps the latents closer to a normal distribution and loses more detail."""
 
