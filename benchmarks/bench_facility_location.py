@@ -1,6 +1,6 @@
 """Choosing destinations: similarity and greedy loop, by the kernel and by the loop in plain torch."""
 
-from ops import Shape, main, microseconds, ready_plans, row
+from operators import Shape, main, microseconds, ready_plans, row
 
 
 def measure(shape: Shape) -> list[dict[str, object]]:

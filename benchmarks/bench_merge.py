@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from ops import SHAPES, Shape, device, main, microseconds, ready_plans, row
+from operators import SHAPES, Shape, device, main, microseconds, ready_plans, row
 from tomesd.merge import bipartite_soft_matching_random2d
 from torch import Tensor
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ops import SHAPES, Shape, main, microseconds, ready_plans, row
+from operators import SHAPES, Shape, main, microseconds, ready_plans, row
 
 
 def measure(shape: Shape) -> list[dict[str, object]]:

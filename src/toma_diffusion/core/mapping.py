@@ -94,13 +94,13 @@ class SoftMapping(Mapping):
         for start in range(0, self.regions.size, part):  # of a global matrix a part at a time, to save memory
             sources = split[:, start : start + part]
             self.weights[:, :, start : start + part] = ops.merge_weights(split, destinations, self.scale, sources)
-        self._set_means()
+        ops.mean_weights(self.weights, out=self.means)
 
     def fix(self) -> None:
         """The same random matrix for all samples."""
         generator = torch.Generator().manual_seed(_FIXED_SEED)
         self.weights.copy_(torch.randn(self.weights.shape[1:], generator=generator).softmax(dim=-2))
-        self._set_means()
+        ops.mean_weights(self.weights, out=self.means)
 
     def merge(self, tokens: Tensor) -> Tensor:
         """M X."""
@@ -138,12 +138,6 @@ class SoftMapping(Mapping):
     def buffers(self) -> list[Tensor]:
         """A and M."""
         return [self.weights, self.means]
-
-    def _set_means(self) -> None:
-        """`ops.mean_weights`, without the float32 copy of a matrix that may have millions of elements."""
-        dtype = torch.promote_types(self.weights.dtype, torch.float32)
-        sums = self.weights.sum(dim=-1, keepdim=True, dtype=dtype).clamp_min(torch.finfo(dtype).tiny)
-        torch.div(self.weights, sums, out=self.means)
 
     def _launch(self, *given: Tensor | None) -> bool:
         return self.use_triton and all(

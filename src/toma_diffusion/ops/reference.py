@@ -75,7 +75,7 @@ def merge_weights(tokens: Tensor, destinations: Tensor, scale: float, sources: T
         A, `[B, k, n]`, or `[B, k, m]` of the sources, in the tokens' dtype.
     """
     chosen = tokens.gather(1, destinations[:, :, None].expand(-1, -1, tokens.shape[2]))  # [B, k, d]
-    # Over the last dimension, then transposed: over the first of 2048 × 4096 it took an H200 3.5 ms, 30 times as long.
+    # Over the last dimension, then transposed: over the first, torch's softmax is many times slower on a GPU.
     return (
         (scale * cosine(tokens if sources is None else sources, chosen))
         .softmax(dim=-1)
@@ -101,10 +101,14 @@ def tokens_at_once(batch: int, num_destinations: int) -> int:
     return max(1, 2**23 // (batch * num_destinations))
 
 
-def mean_weights(weights: Tensor) -> Tensor:
-    """M = A / row sums, which makes means of sums. A row that rounding has emptied stays zero."""
-    exact = weights.to(torch.promote_types(weights.dtype, torch.float32))
-    return (exact / exact.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(exact.dtype).tiny)).to(weights.dtype)
+def mean_weights(weights: Tensor, out: Tensor | None = None) -> Tensor:
+    """M = A / row sums, which makes means of sums. A row that rounding has emptied stays zero.
+
+    Written to `out` if that is given, without a float32 copy of a matrix that may have millions of elements.
+    """
+    dtype = torch.promote_types(weights.dtype, torch.float32)
+    sums = weights.sum(dim=-1, keepdim=True, dtype=dtype).clamp_min(torch.finfo(dtype).tiny)
+    return (weights / sums).to(weights.dtype) if out is None else torch.div(weights, sums, out=out)
 
 
 def merge(tokens: Tensor, weights: Tensor) -> Tensor:
