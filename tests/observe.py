@@ -17,6 +17,9 @@ from toma_diffusion.hooks.handle import find_root
 from toma_diffusion.hooks.sites import Hook
 from toma_diffusion.hooks.state import MergeState
 
+BLOCKS = ("BasicTransformerBlock", "FluxTransformerBlock", "FluxSingleTransformerBlock", "JointTransformerBlock")
+"""The transformer blocks of all families."""
+
 
 class AttentionLengths(TorchFunctionMode):
     """The (query, key) lengths of every call of scaled_dot_product_attention."""
@@ -107,3 +110,20 @@ def inputs_of(module: nn.Module, call) -> list[tuple[tuple, dict]]:
     finally:
         handle.remove()
     return seen
+
+
+class Graphs:
+    """A backend that counts what it is given."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, graph, inputs):
+        self.count += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+
+def compile_blocks(model: nn.Module, **options) -> None:
+    for module in model.modules():
+        if type(module).__name__ in BLOCKS:
+            module.compile(**options)

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from observe import attention_lengths
+from observe import Graphs, attention_lengths, compile_blocks
 from tiny import FAMILIES, SCOPES, SETTINGS, sd3_transformer, sd15_unet
 from torch import nn
 
 from toma_diffusion import apply_toma, remove_toma
 
-BLOCKS = ("BasicTransformerBlock", "FluxTransformerBlock", "FluxSingleTransformerBlock", "JointTransformerBlock")
 SCHEDULE = {"select_every": 4, "reweigh_every": 2}
 BY_NAME = {family.name: family for family in FAMILIES}
 
@@ -18,28 +17,11 @@ BY_NAME = {family.name: family for family in FAMILIES}
 GRAPHS_BY_BLOCK = {"sd15": 7, "sdxl": 4, "flux": 8, "sd3": 6, "pixart": 4}
 
 
-class Graphs:
-    """A backend that counts what it is given."""
-
-    def __init__(self):
-        self.count = 0
-
-    def __call__(self, graph, inputs):
-        self.count += 1
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
-
-
 @pytest.fixture(autouse=True)
 def _fresh_compiler():
     torch.compiler.reset()
     yield
     torch.compiler.reset()
-
-
-def compile_blocks(model: nn.Module, **options) -> None:
-    for module in model.modules():
-        if type(module).__name__ in BLOCKS:
-            module.compile(**options)
 
 
 def generate(family, model: nn.Module, seed: int, steps: int = 6) -> list[torch.Tensor]:

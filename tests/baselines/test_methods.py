@@ -5,7 +5,7 @@ import csv
 
 import pytest
 import torch
-from observe import attention_lengths, bookkeeping, our_hooks, state_of
+from observe import Graphs, attention_lengths, bookkeeping, compile_blocks, our_hooks, state_of
 from tiny import FAMILIES, flux_transformer, sd15_unet
 from typer.testing import CliRunner
 
@@ -85,20 +85,16 @@ class TestCompiledWhole:
         [("tomesd", name) for name in BY_NAME] + [("tofu", "pixart"), ("todo", "pixart")],
     )
     def test_one_graph(self, method, name):
-        graphs, family = [], BY_NAME[name]
-
-        def backend(graph, inputs):
-            graphs.append(graph)
-            return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+        graphs, family = Graphs(), BY_NAME[name]
 
         torch.compiler.reset()
         model, eager = family.build(), family.build()
         for each in (model, eager):
             apply_toma(each, method, **settings(method))
-        model.compile(fullgraph=True, backend=backend)
+        model.compile(fullgraph=True, backend=graphs)
         for seed in range(3):
             assert torch.allclose(family.call(model, seed=seed), family.call(eager, seed=seed), atol=1e-5)
-        assert len(graphs) == 1
+        assert graphs.count == 1
         torch.compiler.reset()
 
 
@@ -107,21 +103,15 @@ class TestCompiledByBlock:
     def test_blocks_share_their_code(self, method, count):
         """Though every block has a plan of its own. Matching before a block is one graph, the block another; ToFu's
         blocks are of two sorts, those that prune and those that merge."""
-        graphs, family = [], BY_NAME["sdxl"]
-
-        def backend(graph, inputs):
-            graphs.append(graph)
-            return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+        graphs, family = Graphs(), BY_NAME["sdxl"]
 
         torch.compiler.reset()
         model, eager = family.build(), family.build()
         for each in (model, eager):
             apply_toma(each, method, **settings(method))
-        for module in model.modules():
-            if type(module).__name__ == "BasicTransformerBlock":
-                module.compile(fullgraph=True, backend=backend)
+        compile_blocks(model, fullgraph=True, backend=graphs)
         assert torch.allclose(family.call(model), family.call(eager), atol=1e-5)
-        assert len(graphs) == count
+        assert graphs.count == count
         with torch.compiler.set_stance("fail_on_recompile"):
             assert torch.allclose(family.call(model, seed=1), family.call(eager, seed=1), atol=1e-5)
         torch.compiler.reset()

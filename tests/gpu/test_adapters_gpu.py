@@ -4,30 +4,13 @@ import math
 
 import pytest
 import torch
+from gpu_models import compile_model, no_waiting, on_gpu, steps
 from tiny import FAMILIES, SCOPES, SETTINGS
 
 from toma_diffusion import apply_toma, remove_toma
 
-BLOCKS = ("BasicTransformerBlock", "FluxTransformerBlock", "FluxSingleTransformerBlock", "JointTransformerBlock")
 BY_NAME = {family.name: family for family in FAMILIES}
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-
-
-def on_gpu(value, dtype: torch.dtype):
-    if isinstance(value, dict):
-        return {name: on_gpu(item, dtype) for name, item in value.items()}
-    if isinstance(value, torch.Tensor):
-        return value.to("cuda", dtype if value.is_floating_point() and value.ndim > 1 else None)
-    return value
-
-
-def steps(model, inputs: dict, number: int) -> list[torch.Tensor]:
-    name = "sample" if "sample" in inputs else "hidden_states"
-    with torch.no_grad():
-        return [
-            model(**inputs | {name: inputs[name] * (1 + 0.01 * step)}, return_dict=False)[0].clone()
-            for step in range(number)
-        ]
 
 
 @every_family
@@ -51,11 +34,8 @@ def test_nothing_waits_for_the_device_in_the_loop(family, scope):
     model, inputs = family.build().to("cuda", torch.float16), on_gpu(family.inputs(), torch.float16)
     apply_toma(model, **SETTINGS, select_every=2, reweigh_every=1, scope=scope)
     steps(model, inputs, 1)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         steps(model, inputs, 5)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("how", ["by block", "whole, in CUDA graphs"])
@@ -78,12 +58,7 @@ def test_inductor_equals_eager(name, settings, how):
     inputs = on_gpu(family.inputs(), torch.float32)
     for each in (model, eager):
         apply_toma(each, **SETTINGS | {"skip_blocks": (0,)}, select_every=4, reweigh_every=2, **settings)
-    if how == "by block":
-        for module in model.modules():
-            if type(module).__name__ in BLOCKS:
-                module.compile(fullgraph=True)
-    else:
-        model.compile(fullgraph=True, mode="reduce-overhead")
+    compile_model(model, how)
     compiled, plain = steps(model, inputs, 12), steps(eager, inputs, 12)
     for ours, theirs in zip(compiled, plain, strict=True):
         # The median: kernels round differently, and a tie between two tokens may be broken the other way.

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 import torch
-from test_adapters_gpu import BLOCKS, on_gpu, steps
+from gpu_models import compile_model, no_waiting, on_gpu, steps
 from tiny import FAMILIES
 from typer.testing import CliRunner
 
@@ -41,11 +41,8 @@ def test_nothing_waits_for_the_device_in_the_loop(method, family):
     model, inputs = family.build().to("cuda", torch.float16), on_gpu(family.inputs(), torch.float16)
     apply_toma(model, method, **SETTINGS)
     steps(model, inputs, 1)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         steps(model, inputs, 5)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("how", ["by block", "whole, in CUDA graphs"])
@@ -59,12 +56,7 @@ def test_inductor_equals_eager(method, name, how):
     inputs = on_gpu(family.inputs(), torch.float32)
     for each in (model, eager):
         apply_toma(each, method, **SETTINGS, **seed)
-    if how == "by block":
-        for module in model.modules():
-            if type(module).__name__ in BLOCKS:
-                module.compile(fullgraph=True)
-    else:
-        model.compile(fullgraph=True, mode="reduce-overhead")
+    compile_model(model, how)
     for ours, theirs in zip(steps(model, inputs, 4), steps(eager, inputs, 4), strict=True):
         assert (ours - theirs).abs().median() < 1e-3
 
