@@ -16,6 +16,7 @@ from toma_diffusion.bench.records import Facts, Records, gather_facts
 from toma_diffusion.bench.runner import BASELINE_CELL, Runner
 from toma_diffusion.bench.scenario import Method, Resolution, Scenario, compare
 from toma_diffusion.bench.timing import Timing
+from toma_diffusion.bench.turns import Turns
 from toma_diffusion.cli import app
 
 QUICK = ["--device", "cpu", "--size", "small", "--resolution", "128", "--steps", "3", "--repeats", "2"]
@@ -144,14 +145,14 @@ class TestResuming:
 
         def to_do(facts: Facts, **changes) -> int:
             changed = Scenario(**vars(scenario) | changes)
-            runner = Runner(changed, denoiser, comparisons, Records(copied), facts, None, None)
+            runner = Runner(changed, denoiser, comparisons, Records(copied), facts, None, None, Turns())
             return len(runner.task(runner.groups[0]).cells)
 
         assert to_do(facts) == 0
         for field in ("gpu", "torch", "diffusers", "triton", "toma_diffusion", "commit"):
             assert to_do(Facts(**vars(facts) | {field: "another"})) == 7
         assert to_do(facts, steps=4) == to_do(facts, batches=(1,)) == 7
-        runner = Runner(scenario, denoiser, comparisons, Records(copied), facts, lambda: None, None)
+        runner = Runner(scenario, denoiser, comparisons, Records(copied), facts, lambda: None, None, Turns())
         assert len(runner.task(runner.groups[0]).cells) == 7  # those rows have no time of the pipeline
         assert runner.task(runner.groups[0]).cells[0] is BASELINE_CELL
 

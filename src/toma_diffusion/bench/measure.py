@@ -26,6 +26,7 @@ from toma_diffusion.bench.timing import (
     peak_mib,
     time_runs,
 )
+from toma_diffusion.bench.turns import Turns
 from toma_diffusion.hooks.handle import find_root
 
 
@@ -49,9 +50,10 @@ def measure(
     *,
     repeats: int,
     end_to_end: EndToEnd | None,
+    turns: Turns,
     stage: Callable[[str], None],
 ) -> Measured:
-    """Time `repeats` runs of one cell. `stage` is told what is being done."""
+    """Time `repeats` runs of one cell, when it is its turn. `stage` is told what is being done."""
     host = Host(denoiser.model, group.steps)
     generation = Generation(host, calls(denoiser, group))
     is_compiled, is_cached = group.compile != "none", group.cache is not None
@@ -64,6 +66,8 @@ def measure(
             compile_model(denoiser.model, group.compile, fullgraph=not is_cached)
         stage("compiling" if is_compiled else "warming up")
         output = generation.run()
+        stage("waiting to time")
+        undo.enter_context(turns.alone())
         stage("timing")
         peak = peak_mib(generation.run, denoiser.device)
         run = capture(generation) if group.mode == "graph" else generation.run

@@ -17,6 +17,7 @@ from toma_diffusion.bench.models import Denoiser
 from toma_diffusion.bench.pipelines import EndToEnd
 from toma_diffusion.bench.records import Facts, Records, Row
 from toma_diffusion.bench.scenario import BASELINE, Cell, Comparison, Group, Scenario
+from toma_diffusion.bench.turns import Turns
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -56,6 +57,7 @@ class Runner:
     make_end_to_end: Callable[[], EndToEnd] | None
     """Builds what stands around the denoiser, if whole pipelines are timed too."""
     progress: Progress
+    turns: Turns
     failures: int = 0
 
     def __post_init__(self) -> None:
@@ -131,7 +133,8 @@ class Runner:
 
         try:
             parts = self._parts() if with_pipeline and self._times_pipeline(group) else None
-            found = measure(self.denoiser, group, cell, repeats=self.scenario.repeats, end_to_end=parts, stage=stage)
+            repeats, turns = self.scenario.repeats, self.turns
+            found = measure(self.denoiser, group, cell, repeats=repeats, end_to_end=parts, turns=turns, stage=stage)
         except Exception as error:  # a cell that does not run, or not in this memory, must not stop the others
             failure = f"{type(error).__name__}: {_first_line(error)}"
         gc.collect()  # outside of the handler, where the traceback would still hold the failed cell's tensors

@@ -50,6 +50,10 @@ def bench(
         "bench.csv"
     ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Start the file over.")] = False,
+    take_turns: Annotated[
+        Path | None,
+        typer.Option(help="File by which benchmarks on one GPU compile side by side and time one at a time."),
+    ] = None,
     commit: Annotated[str | None, typer.Option(help="Commit to note, if not that of the checkout.")] = None,
 ) -> None:
     """Time a denoiser with and without merging, both in the same mode, and write one CSV row a measurement."""
@@ -60,6 +64,7 @@ def bench(
     from toma_diffusion.bench.runner import Runner
     from toma_diffusion.bench.scenario import Method, Resolution, Scenario, compare, split_list
     from toma_diffusion.bench.tables import table_of
+    from toma_diffusion.bench.turns import Turns
 
     console = Console()
     try:
@@ -94,14 +99,15 @@ def bench(
         for method in scenario.methods:
             for ratio in set(scenario.ratios) - set(method.possible(scenario.ratios)):
                 console.print(f"Left out: {method.preset} cannot have ratio {ratio:g}.", highlight=False)
-        records = Records(output, fresh=fresh)
+        records, turns = Records(output, fresh=fresh), Turns(take_turns)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
     facts = gather_facts(where, commit)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        runner = Runner(scenario, denoiser, comparisons, records, facts, make_parts if pipeline else None, progress)
+    with turns, Progress(*columns, console=console, transient=True) as progress:
+        parts = make_parts if pipeline else None
+        runner = Runner(scenario, denoiser, comparisons, records, facts, parts, progress, turns)
         runner.run()
     for group in runner.groups:
         if table := table_of(group, records, facts):
