@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from diffusers import AutoencoderKL
+from PIL import Image
 from torch import Tensor
-from torch.nn.functional import avg_pool2d, l1_loss
+from torch.nn.functional import avg_pool2d, l1_loss, pad
 
 from training.data import load, to_float
-from training.loop import Budget, Place, Training
+from training.loop import Budget, Place, Training, averaged, write_atomically
 from training.models import build_vae
 from training.settings import Settings
 
 SCALES = 3
 """Sharp edges weigh at full size, shapes and shading at a half and a quarter of it."""
+COLUMNS, ROWS = 8, 4
+"""Of the images in `reconstructions.png`."""
 
 
 def gradients(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,3 +74,28 @@ def train_vae(data: Path, settings: Settings, place: Place, budget: Budget, limi
             return reconstruction_loss(images.float(), target) + settings.kl_weight * divergence.float()
 
     training.run(loss_of, budget)
+    averaged(vae, training.checkpoint)
+    draw_reconstructions(vae, pixels[:: max(1, len(pixels) // (COLUMNS * ROWS))][: COLUMNS * ROWS], place)
+
+
+@torch.no_grad()
+def draw_reconstructions(vae: AutoencoderKL, pixels: Tensor, place: Place) -> None:
+    """Write `reconstructions.png`: some of the images in rows, and under each row what the autoencoder makes of it.
+
+    The denoiser will draw nothing better: look at it before training that.
+    """
+    target = to_float(pixels)
+    images = torch.cat([vae.decode(vae.encode(each).latent_dist.mean).sample for each in target.split(COLUMNS)])
+    error = (images.clamp(-1, 1) - target).square().mean(dim=(1, 2, 3))
+    decibels = (10 * torch.log10(4 / error.clamp(min=1e-12))).mean().item()
+    pairs = [
+        torch.cat(list(row), dim=-1)
+        for both in zip(target.split(COLUMNS), images.split(COLUMNS), strict=True)
+        for row in both
+    ]
+    width = max(row.shape[-1] for row in pairs)
+    sheet = torch.cat([pad(row, (0, width - row.shape[-1]), value=1.0) for row in pairs], dim=-2)
+    sheet = ((sheet.clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 0).cpu()
+    path = place.work / "reconstructions.png"
+    write_atomically(path, lambda unfinished: Image.fromarray(sheet.numpy()).save(unfinished, format="PNG"))
+    print(f"vae: {path}, {decibels:.1f} dB", flush=True)

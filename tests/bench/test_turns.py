@@ -72,6 +72,26 @@ def test_two_that_wait_for_each_other_come_in_turn(path):
     assert most == [1, 1, 1]
 
 
+def test_who_waits_to_time_comes_before_who_would_prepare_again(path):
+    order, waiting = [], threading.Event()
+
+    def second():
+        with Turns(path) as turns:
+            waiting.set()
+            with turns.alone():
+                order.append("second times")
+
+    with Turns(path) as first:
+        thread = started(second)
+        waiting.wait(10)
+        threading.Event().wait(SOON)  # by now the second waits for the first
+        with first.alone():
+            pass
+        order.append("first prepares")
+        thread.join(10)
+    assert order == ["second times", "first prepares"]
+
+
 def test_a_failure_gives_the_lock_back(path):
     with pytest.raises(RuntimeError), Turns(path) as turns, turns.alone():
         raise RuntimeError

@@ -70,6 +70,11 @@ def test_samples_are_a_grid_of_64(trained):
         assert image.size == (8 * 64, 8 * (64 + 34))
 
 
+def test_reconstructions_stand_under_the_images(trained):
+    with Image.open(trained / "reconstructions.png") as image:
+        assert image.size == (8 * 64, 2 * 2 * 64)  # sixteen images in two rows
+
+
 def test_export_refuses_what_is_too_large(trained, tmp_path):
     work = tmp_path / "work"
     shutil.copytree(trained, work)

@@ -11,42 +11,57 @@ from typing import IO, Any
 
 
 class Turns:
-    """A lock on a file that all of them are given: shared while one prepares, exclusive while it times.
+    """Locks on two files that all of them are given. Most of a compiled cell's time goes into compiling, on the CPU.
 
-    Most of a compiled cell's time goes into compiling, on the CPU. A process that dies gives its lock back.
+    `quiet` is shared by those that prepare and held by the one that times. `gate` is shared by those that time or wait
+    to: who would prepare waits there until there are none, or else one after another would time, go back to preparing
+    and keep all others waiting. A process that dies gives its locks back.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         if path is not None and sys.platform == "win32":
             raise ValueError(f"--take-turns {str(path)!r} needs file locks that Windows does not have: leave it out.")
         self.path = path
-        self._file: IO[Any] | None = None
+        self._quiet: IO[Any] | None = None
+        self._gate: IO[Any] | None = None
 
     def __enter__(self) -> Turns:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a")
-            self._lock("LOCK_SH")
+            self._quiet = self.path.open("a")
+            self._gate = self.path.with_name(self.path.name + ".gate").open("a")
+        self._prepare()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        for file in (self._quiet, self._gate):
+            if file is not None:
+                file.close()
+        self._quiet = self._gate = None
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Wait until no other prepares or times anything, and keep them waiting."""
-        self._lock("LOCK_EX")
+        _lock(self._quiet, "LOCK_UN")
+        _lock(self._gate, "LOCK_SH")
+        _lock(self._quiet, "LOCK_EX")
         try:
             yield
         finally:
-            self._lock("LOCK_SH")
+            _lock(self._quiet, "LOCK_UN")
+            _lock(self._gate, "LOCK_UN")
+            self._prepare()
 
-    def _lock(self, kind: str) -> None:
-        if self._file is not None:
-            import fcntl  # not on Windows
+    def _prepare(self) -> None:
+        _lock(self._gate, "LOCK_EX")
+        _lock(self._quiet, "LOCK_SH")
+        _lock(self._gate, "LOCK_UN")
 
-            fcntl.flock(self._file, getattr(fcntl, kind))
+
+def _lock(file: IO[Any] | None, kind: str) -> None:
+    if file is not None:
+        import fcntl  # not on Windows
+
+        fcntl.flock(file, getattr(fcntl, kind))
