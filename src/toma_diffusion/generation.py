@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,10 @@ def load_pipeline(model: str, device: str | None = None, dtype: str | None = Non
     chosen = torch.float32 if torch.device(where).type == "cpu" else None
     chosen = DTYPES[dtype] if dtype is not None else chosen
     source = str(bundled_model()) if model == BUNDLED else model
-    pipe = _load_file(Path(source), chosen) if Path(source).is_file() else _load_folder(source, chosen)
+    with warnings.catch_warnings():
+        # Newer versions of diffusers call it `dtype`, older ones do not know that name.
+        warnings.filterwarnings("ignore", ".*torch_dtype", FutureWarning)
+        pipe = _load_file(Path(source), chosen) if Path(source).is_file() else _load_folder(source, chosen)
     pipe.set_progress_bar_config(disable=True)
     return pipe.to(where)
 
