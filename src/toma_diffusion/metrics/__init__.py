@@ -1,0 +1,1 @@
+"""How good an image is, and how near to another. Imported only when used."""
