@@ -5,6 +5,7 @@ import typer
 from toma_diffusion.cli.bench import bench
 from toma_diffusion.cli.env import env
 from toma_diffusion.cli.explain import explain
+from toma_diffusion.cli.generate import generate
 
 app = typer.Typer(
     name="toma",
@@ -13,6 +14,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_show_locals=False,
 )
+app.command()(generate)
 app.command()(explain)
 app.command()(bench)
 app.command()(env)

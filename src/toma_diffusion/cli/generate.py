@@ -9,8 +9,10 @@ import typer
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from rich.console import Console
 
     from toma_diffusion.generation import Drawing
+    from toma_diffusion.hooks.handle import ToMAHandle
     from toma_diffusion.hooks.summary import Summary
 
 
@@ -54,6 +56,9 @@ def generate(
     from toma_diffusion import apply_toma
     from toma_diffusion.bench.scenario import Method
     from toma_diffusion.generation import Drawing, load_pipeline, write_png
+    from toma_diffusion.metrics.base import Sample
+    from toma_diffusion.metrics.pixels import Psnr
+    from toma_diffusion.report.sheet import make_sheet
 
     console = Console()
     try:
@@ -61,7 +66,7 @@ def generate(
             raise ValueError(f"output {str(output)!r} is not a PNG file: end it in .png, which can hold the settings.")
         drawing = Drawing(prompt, seed, steps, guidance, width, height, negative_prompt)
         method = Method.parse(preset) if preset else None
-        changes = {} if ratio is None else {"ratio": ratio}
+        changes: dict[str, Any] = {} if ratio is None else {"ratio": ratio}
         pipe: Any = load_pipeline(model, device or None, dtype or None)
         handle = (
             apply_toma(pipe, **changes)
@@ -71,26 +76,84 @@ def generate(
     except (ValueError, FileNotFoundError) as error:
         raise typer.BadParameter(str(error)) from error
 
-    image, seconds = _draw(pipe, drawing, console, "drawing", warm_up=compare)
+    if compare:
+        _warm_up(pipe, handle, drawing)
+    image, seconds = _draw(pipe, drawing, console, "drawing")
     summary = handle.summary()
     for line in _in_short(summary):
         console.print(line, highlight=False)
-    console.print(f"{seconds:.2f} s with merging", highlight=False)
-    settings = {
+    settings: dict[str, Any] = {
         "model": model,
         **asdict(drawing),
-        "method": method.preset if method else "toma defaults",
+        "method": preset or "defaults",
         "config": summary.config.to_dict(),
         "seconds": round(seconds, 3),
-        **_versions(pipe),
+        "device": str(pipe.device),
+        "dtype": str(pipe.dtype).removeprefix("torch."),
+        **_versions(),
     }
     if compare:
         handle.enabled = False
-        whole, whole_seconds = _draw(pipe, drawing, console, "drawing without merging", warm_up=True)
-        psnr = _psnr(whole, image)
-        told = f"{whole_seconds / seconds:.2f}× as fast, PSNR {psnr:.1f} dB"
-        console.print(f"{whole_seconds:.2f} s without: {told}", highlight=False)
-        settings |= {"unmerged_seconds": round(whole_seconds, 3), "psnr": str(round(psnr, 3))}
-        image = _side_by_side(whole, whole_seconds, image, seconds, f"{summary.config.label}, {told}", summary)
+        whole, whole_seconds = _draw(pipe, drawing, console, "drawing without merging")
+        psnr = Psnr().score(Sample(image.convert("RGB"), prompt, whole.convert("RGB")))
+        console.print(f"{whole_seconds:.2f} s without merging", highlight=False)
+        told = f"{seconds:.2f} s, {whole_seconds / seconds:.2f}× as fast, PSNR {psnr:.1f} dB"
+        settings |= {"unmerged_seconds": round(whole_seconds, 3), "psnr": f"{psnr:.3f}"}
+        captions = [f"without merging: {whole_seconds:.2f} s", f"{_title(summary)}: {told}"]
+        image = make_sheet([whole, image], captions, columns=2)
+    else:
+        told = f"{seconds:.2f} s"
+    console.print(f"{told} with merging", highlight=False)
     write_png(image, output, settings)
     console.print(f"Wrote {output}", soft_wrap=True, highlight=False)
+
+
+def _warm_up(pipe: Any, handle: ToMAHandle, drawing: Drawing) -> None:
+    """One step of each kind, so that neither is timed with what only ever happens once."""
+    from dataclasses import replace
+
+    from toma_diffusion.generation import draw
+
+    for enabled in (False, True):
+        handle.enabled = enabled
+        draw(pipe, replace(drawing, steps=1))
+
+
+def _draw(pipe: Any, drawing: Drawing, console: Console, what: str) -> tuple[Image, float]:
+    """The image, and the seconds of the pipeline's call."""
+    from time import perf_counter
+
+    from rich.progress import Progress
+
+    from toma_diffusion.generation import draw
+
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task(what, total=drawing.steps)
+        start = perf_counter()
+        image = draw(pipe, drawing, lambda step: progress.advance(bar))  # an image is on the CPU: nothing is pending
+        return image, perf_counter() - start
+
+
+def _title(summary: Summary) -> str:
+    return f"{summary.config.label}, ratio {summary.config.ratio:g}"
+
+
+def _in_short(summary: Summary) -> list[str]:
+    lines = [
+        f"{_title(summary)}, {kind.kind}: {kind.tokens_before} → {kind.tokens_after} tokens ({kind.regions}) "
+        f"in {kind.blocks} blocks"
+        for kind in summary.kinds
+    ]
+    if summary.left_alone:
+        lines.append(f"{len(summary.left_alone)} blocks left alone: {summary.left_alone[0][1]}")
+    return lines + [f"note: {note}" for note in summary.notes]
+
+
+def _versions() -> dict[str, str]:
+    from importlib import metadata
+
+    import torch
+
+    from toma_diffusion import __version__
+
+    return {"toma_diffusion": __version__, "torch": torch.__version__, "diffusers": metadata.version("diffusers")}
