@@ -75,19 +75,12 @@ def open_metrics(names: Iterable[str], weights: Weights, device: torch.device) -
     for name in (name for name in wanted if name in openers):
         try:
             found.image.append(openers[name]())
-        except (UnavailableError, ImportError) as error:
-            found.missing.append(_reason(error))
+        except UnavailableError as error:
+            found.missing.append(str(error))
     joint = [name for name in wanted if name in JOINT_METRICS]
     if joint:
         try:
             found.joint.append(Inception(joint, weights.inception, weights.real_images, device))
-        except (UnavailableError, ImportError) as error:
-            found.missing.append(_reason(error))
+        except UnavailableError as error:
+            found.missing.append(str(error))
     return found
-
-
-def _reason(error: Exception) -> str:
-    install = (
-        " Install what is missing: pip install 'toma-diffusion[metrics]'." if isinstance(error, ImportError) else ""
-    )
-    return f"{error}{install}"

@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
+from torchmetrics.image.fid import FrechetInceptionDistance
+from torchmetrics.image.kid import KernelInceptionDistance
 
 from toma_diffusion.metrics.base import JointMetric, UnavailableError, check_file, describe_file, to_pixels
 
@@ -57,7 +59,7 @@ class Inception(JointMetric):
             raise UnavailableError(f"{' and '.join(self.names)}: at least two images are needed on either side.")
         found = {}
         for name in self.names:
-            metric = _fid(drawn.shape[1]) if name == "fid" else _kid(min(SUBSET, fewest))
+            metric: Any = _fid(drawn.shape[1]) if name == "fid" else _kid(min(SUBSET, fewest))
             metric.update(self._real, real=True)
             metric.update(drawn, real=False)
             with torch.random.fork_rng(devices=[]):
@@ -110,15 +112,11 @@ class _AsGiven(nn.Module):
         return features
 
 
-def _fid(num_features: int) -> Any:
-    from torchmetrics.image.fid import FrechetInceptionDistance
-
+def _fid(num_features: int) -> FrechetInceptionDistance:
     return FrechetInceptionDistance(feature=_AsGiven(num_features), sync_on_compute=False)
 
 
-def _kid(subset: int) -> Any:
-    from torchmetrics.image.kid import KernelInceptionDistance
-
+def _kid(subset: int) -> KernelInceptionDistance:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*will save all extracted features.*")  # that is how it works
         return KernelInceptionDistance(feature=_AsGiven(0), subset_size=subset, sync_on_compute=False)

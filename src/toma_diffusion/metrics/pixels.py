@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from torchmetrics.functional import mean_squared_error
+from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
+
 from toma_diffusion.metrics.base import ImageMetric, Sample
 
 
@@ -12,8 +15,6 @@ class Mse(ImageMetric):
 
     def score(self, sample: Sample) -> float:
         """0 for equal images."""
-        from torchmetrics.functional import mean_squared_error
-
         return float(mean_squared_error(sample.pixels * 255, sample.reference_pixels * 255))
 
 
@@ -24,8 +25,6 @@ class Psnr(ImageMetric):
 
     def score(self, sample: Sample) -> float:
         """Infinite for equal images."""
-        from torchmetrics.functional.image import peak_signal_noise_ratio
-
         return float(peak_signal_noise_ratio(sample.pixels, sample.reference_pixels, data_range=1.0))
 
 
@@ -36,8 +35,6 @@ class Ssim(ImageMetric):
 
     def score(self, sample: Sample) -> float:
         """1 for equal images."""
-        from torchmetrics.functional.image import structural_similarity_index_measure
-
         found = structural_similarity_index_measure(sample.pixels, sample.reference_pixels, data_range=1.0)
         assert not isinstance(found, tuple)  # which only other options than ours return
         return float(found)
