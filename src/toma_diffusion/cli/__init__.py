@@ -3,9 +3,11 @@
 import typer
 
 from toma_diffusion.cli.bench import bench
+from toma_diffusion.cli.demo import demo
 from toma_diffusion.cli.env import env
 from toma_diffusion.cli.explain import explain
 from toma_diffusion.cli.generate import generate
+from toma_diffusion.cli.report import report
 
 app = typer.Typer(
     name="toma",
@@ -14,7 +16,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_show_locals=False,
 )
+app.command()(demo)
 app.command()(generate)
+app.command()(report)
 app.command()(explain)
 app.command()(bench)
 app.command()(env)

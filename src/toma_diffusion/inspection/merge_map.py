@@ -112,7 +112,7 @@ def _draw_lines(axis: Any, image: Image, found: MergeMap) -> None:
 
     moved = positions[positions != found.targets]
     lines = torch.stack([centres(moved), centres(found.targets[moved])], dim=1)
-    axis.add_collection(LineCollection(lines.tolist(), colors="#b3261e", linewidths=0.7))
+    axis.add_collection(LineCollection(lines.tolist(), colors="#b3261e", linewidths=0.7, alpha=0.7))
     kept = centres(positions[found.kept])
     axis.scatter(kept[:, 0], kept[:, 1], s=36 / max(grid.width, 12), color="#0b3d91", linewidths=0, zorder=3)
     axis.set(xlim=(0, grid.width), ylim=(grid.height, 0))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from PIL.ImageFont import FreeTypeFont, ImageFont
+    from PIL.ImageFont import FreeTypeFont
 
 GAP = 8
 INK, PAPER = "#1b1b1f", "white"
@@ -34,13 +34,15 @@ def make_sheet(images: Sequence[Image], captions: Sequence[str], columns: int) -
     return sheet
 
 
-def _font(width: int) -> FreeTypeFont | ImageFont:
+def _font(width: int) -> FreeTypeFont:
+    """One that has × and most alphabets, which Pillow's own has not."""
+    from matplotlib.font_manager import findfont
     from PIL import ImageFont
 
-    return ImageFont.load_default(size=max(10, width // 20))
+    return ImageFont.truetype(findfont("DejaVu Sans"), size=max(10, width // 22))
 
 
-def _wrap(caption: str, width: int, font: FreeTypeFont | ImageFont) -> list[str]:
+def _wrap(caption: str, width: int, font: FreeTypeFont) -> list[str]:
     """In lines that are no wider than the image, as far as its words allow."""
     lines: list[str] = []
     for paragraph in caption.split("\n"):
