@@ -4,6 +4,7 @@ import typer
 
 from toma_diffusion.cli.bench import bench
 from toma_diffusion.cli.env import env
+from toma_diffusion.cli.eval import evaluate_command
 from toma_diffusion.cli.explain import explain
 
 app = typer.Typer(
@@ -15,4 +16,5 @@ app = typer.Typer(
 )
 app.command()(explain)
 app.command()(bench)
+app.command(name="eval")(evaluate_command)
 app.command()(env)
