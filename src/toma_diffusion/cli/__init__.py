@@ -5,6 +5,7 @@ import typer
 from toma_diffusion.cli.bench import bench
 from toma_diffusion.cli.demo import demo
 from toma_diffusion.cli.env import env
+from toma_diffusion.cli.eval import evaluate_command
 from toma_diffusion.cli.explain import explain
 from toma_diffusion.cli.generate import generate
 from toma_diffusion.cli.report import report
@@ -21,4 +22,5 @@ app.command()(generate)
 app.command()(report)
 app.command()(explain)
 app.command()(bench)
+app.command(name="eval")(evaluate_command)
 app.command()(env)

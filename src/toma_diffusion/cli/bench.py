@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from toma_diffusion.cli.options import numbers
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from toma_diffusion.bench.pipelines import EndToEnd
 
 SIZES = ("auto", "real", "small")
-Number = TypeVar("Number", int, float)
 
 
 def bench(
@@ -69,13 +70,13 @@ def bench(
         denoiser, make_parts = _open(model, size, dtype, where)
         scenario = Scenario(
             methods=parsed_methods,
-            ratios=tuple(_numbers("ratio", ratios, float)),
+            ratios=tuple(numbers("ratio", ratios, float)),
             scopes=tuple(split_list(scopes)),
             resolutions=tuple(
                 Resolution.parse(text, denoiser.family.multiple)
                 for text in split_list(resolution) or [str(denoiser.default_resolution)]
             ),
-            batches=tuple(_numbers("batch", batch, int)) or (denoiser.default_batch,),
+            batches=tuple(numbers("batch", batch, int)) or (denoiser.default_batch,),
             modes=parsed_modes,
             compile=compile,
             steps=steps,
@@ -156,15 +157,3 @@ def _open(name: str, size: str, dtype: str, device: torch.device) -> tuple[Denoi
     small = size == "small" or (size == "auto" and device.type == "cpu")
     denoiser = build(name, small=small, device=device, dtype=chosen)
     return denoiser, lambda: RandomParts(name, denoiser, small=small)
-
-
-def _numbers(name: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
-    from toma_diffusion.bench.scenario import split_list
-
-    numbers = []
-    for item in split_list(text):
-        try:
-            numbers.append(kind(item))
-        except ValueError as error:
-            raise ValueError(f"{name} {item!r} is not a number.") from error
-    return numbers

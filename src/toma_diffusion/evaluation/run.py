@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -92,7 +93,7 @@ class _Work:
         return Drawing(item.prompt, item.seed, plan.steps, plan.guidance, plan.width, plan.height)
 
     def _warm_up(self, item: Item) -> Drawing:
-        """A whole image on a GPU: kernels are compiled at the first step of each kind, and caches grow to their size."""
+        """A whole image on a GPU, where kernels are compiled at the first step of each kind."""
         drawing = self._drawing(item)
         on_cpu = self.pipe.device.type == "cpu"
         return replace(drawing, steps=min(drawing.steps, WARM_UP_STEPS_ON_A_CPU)) if on_cpu else drawing
@@ -190,6 +191,7 @@ def merged_as(pipe: Any, variant: Variant) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def _read(path: Any) -> Image.Image:
-    with Image.open(path) as image:
-        return image.convert("RGB")
+def _read(path: Path) -> Image.Image:
+    with Image.open(path) as file:
+        image: Image.Image = file.convert("RGB")
+    return image

@@ -68,7 +68,7 @@ class JointMetric(ABC):
 def to_pixels(image: Image) -> Tensor:
     """[1, 3, height, width], 0 to 1."""
     values = torch.from_numpy(np.array(image, dtype=np.uint8))  # [height, width, 3]
-    return values.permute(2, 0, 1)[None].float() / 255
+    return values.permute(2, 0, 1)[None].contiguous().float() / 255
 
 
 def describe_file(path: Path) -> str:
