@@ -52,10 +52,10 @@ def demo(
 
 
 def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None, device: str, fresh: bool) -> None:
-    import torch
     from accelerate import PartialState
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from toma_diffusion.api import find_denoiser
     from toma_diffusion.bench.records import gather_facts
     from toma_diffusion.bench.scenario import Method
     from toma_diffusion.evaluation import Plan, RunFolder
@@ -67,7 +67,8 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
     from toma_diffusion.report.page import write_report
 
     pipe: Any = load_pipeline(BUNDLED, device or None)
-    merged = [each for name, ratios in METHODS for each in merged_variants(pipe, [Method(name)], ratios)]
+    denoiser = find_denoiser(pipe)
+    merged = [each for name, ratios in METHODS for each in merged_variants(denoiser, [Method(name)], ratios)]
     plan = Plan(
         model=BUNDLED,
         prompts=PROMPTS,
@@ -91,8 +92,6 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
         _write_merge_map(folder, pipe, lambda: progress.advance(bar))
     written = [_write_grid(folder), write_report(folder)]
     console.print(to_rich(folder))
-    if torch.get_num_threads() > 1 and pipe.device.type == "cpu":
-        console.print("Times on a CPU that does other work too are rough.", highlight=False)
     console.print(f"Wrote {' and '.join(map(str, written))}", soft_wrap=True, highlight=False)
 
 

@@ -78,6 +78,7 @@ def write_report(folder: RunFolder, output: Path | None = None) -> Path:
         table=table,
         plots=speed_against_quality(table),
         rows=[_row(folder, item) for item in shown],
+        first_merged=next((i for i, each in enumerate(folder.plan.variants) if each.config is not None), 1),
         merge_map=_merge_map(folder.path / MERGE_MAP),
         configs=[(variant.title, variant.slug, _configuration(variant.config)) for variant in folder.plan.variants],
         meanings=[(HEADINGS[name], MEANINGS[name]) for name in table.columns if name in MEANINGS],
@@ -112,7 +113,8 @@ def _figures(values: Mapping[str, float]) -> str:
     found = [f"{values['seconds']:.3g} s"] if "seconds" in values else []
     for name in CAPTION_METRICS:
         if name in values:
-            found.append(f"{HEADINGS[name].rstrip(' ↑↓')} {values[name]:{FORMATS[name]}}")
+            unit = " dB" if name == "psnr" else ""
+            found.append(f"{HEADINGS[name].rstrip(' ↑↓')} {values[name]:{FORMATS[name]}}{unit}")
     return " · ".join(found)
 
 
