@@ -110,7 +110,10 @@ def draw(pipe: Any, drawing: Drawing, on_step: Callable[[int], None] | None = No
         arguments[name] = value
     if on_step is not None:
         arguments |= _callback(taken, on_step)
-    image: Image = pipe(**arguments, generator=torch.Generator("cpu").manual_seed(drawing.seed)).images[0]
+    devices = [pipe.device] if pipe.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(drawing.seed)  # ToMeSD and ToFu start from torch's own random state
+        image: Image = pipe(**arguments, generator=torch.Generator("cpu").manual_seed(drawing.seed)).images[0]
     return image
 
 

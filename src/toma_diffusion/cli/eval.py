@@ -83,7 +83,8 @@ def evaluate_command(
     from toma_diffusion.generation import load_pipeline
 
     # Processes wait for each other between phases only, and these may be long.
-    state = PartialState(cpu=device == "cpu", timeout=timedelta(days=1))
+    on_cpu = device == "cpu" or not (device or torch.cuda.is_available())
+    state = PartialState(cpu=on_cpu, timeout=timedelta(days=1))
     where = torch.device(device) if device and state.num_processes == 1 else state.device
     console = Console(quiet=not state.is_main_process)
     try:

@@ -65,7 +65,7 @@ class Inception(JointMetric):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)  # KID's subsets are random: the same run must give the same figure
                 value = metric.compute()
-            found[name] = float(value if name == "fid" else value[0])
+            found[name] = max(0.0, float(value)) if name == "fid" else float(value[0])
         return found
 
     @torch.no_grad()
