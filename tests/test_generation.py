@@ -95,7 +95,7 @@ class TestDraw:
     def test_steps_are_reported_by_older_pipelines_too(self):
         pipe, steps = pixart_pipeline(), []
         prompts = embeds(pipe)
-        draw(lambda_pipe(pipe, prompts), Drawing("", steps=2), steps.append)
+        draw(with_embeddings(pipe, prompts), Drawing("", steps=2), steps.append)
         assert steps == [0, 1]
 
     def test_what_a_pipeline_does_not_take_is_refused(self):
@@ -110,10 +110,12 @@ class TestDraw:
             Drawing("a shoe", steps=0)
 
 
-def lambda_pipe(pipe, prompts):
+def with_embeddings(pipe, prompts):
     """The pipeline with its prompt given as embeddings, for it has no text encoder."""
 
     class Embedded:
+        device = pipe.device
+
         def __call__(self, prompt, num_inference_steps, generator, callback):
             return pipe(
                 num_inference_steps=num_inference_steps, generator=generator, callback=callback,

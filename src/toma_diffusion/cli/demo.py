@@ -18,7 +18,7 @@ SEEDS = (0,)
 GUIDANCE = 4.0
 """What the model card advises."""
 METHODS: tuple[tuple[str, tuple[float, ...]], ...] = (
-    ("toma", (0.25, 0.5, 0.75)),
+    ("toma-tile", (0.25, 0.5, 0.75)),
     ("tomesd", (0.5,)),
     ("tofu", (0.5,)),
     ("todo", (0.75,)),  # it keeps every second row and column, and knows nothing between that and all
@@ -53,7 +53,7 @@ def demo(
 
 def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None, device: str, fresh: bool) -> None:
     from accelerate import PartialState
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from toma_diffusion.api import find_denoiser
     from toma_diffusion.bench.records import gather_facts
@@ -85,8 +85,8 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
     metrics = open_metrics(plan.metrics, Weights(lpips=lpips_weights), pipe.device)
     for sentence in metrics.missing:
         console.print(sentence, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
         evaluate(folder, pipe, metrics, PartialState(cpu=pipe.device.type == "cpu"), progress)
         bar = progress.add_task("drawing what merges into what", total=steps)
         _write_merge_map(folder, pipe, lambda: progress.advance(bar))

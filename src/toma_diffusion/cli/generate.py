@@ -64,6 +64,8 @@ def generate(
     try:
         if output.suffix != ".png":
             raise ValueError(f"output {str(output)!r} is not a PNG file: end it in .png, which can hold the settings.")
+        if compare:
+            _check_installed("matplotlib", "torchmetrics")
         drawing = Drawing(prompt, seed, steps, guidance, width, height, negative_prompt)
         method = Method.parse(preset) if preset else None
         changes: dict[str, Any] = {} if ratio is None else {"ratio": ratio}
@@ -106,6 +108,14 @@ def generate(
     console.print(f"{told} with merging", highlight=False)
     write_png(image, output, settings)
     console.print(f"Wrote {output}", soft_wrap=True, highlight=False)
+
+
+def _check_installed(*packages: str) -> None:
+    from importlib.util import find_spec
+
+    for package in packages:
+        if find_spec(package) is None:
+            raise ValueError(f"--compare needs {package}: pip install 'toma-diffusion[metrics,report]'.")
 
 
 def _warm_up(pipe: Any, handle: ToMAHandle, drawing: Drawing) -> None:

@@ -13,14 +13,15 @@ def report(
     """Make one self-contained HTML page of a run: table, plots, images to compare, every setting."""
     from rich.console import Console
 
-    from toma_diffusion.evaluation import RunFolder
-
     try:
+        from toma_diffusion.evaluation import RunFolder
         from toma_diffusion.report.page import write_report
 
         path = write_report(RunFolder(folder), output)
     except ImportError as error:
-        raise typer.BadParameter(f"{error}. Install what is missing: pip install 'toma-diffusion[report]'.") from error
+        raise typer.BadParameter(
+            f"{error}. Install what is missing: pip install 'toma-diffusion[metrics,report]'."
+        ) from error
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     size = path.stat().st_size / 2**20

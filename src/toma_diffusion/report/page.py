@@ -115,7 +115,7 @@ def _figures(values: Mapping[str, float]) -> str:
         if name in values:
             unit = " dB" if name == "psnr" else ""
             found.append(f"{HEADINGS[name].rstrip(' ↑↓')} {values[name]:{FORMATS[name]}}{unit}")
-    return " · ".join(found)
+    return " · ".join(figure.replace(" ", "\N{NO-BREAK SPACE}") for figure in found)
 
 
 def _merge_map(path: Path) -> Picture | None:
