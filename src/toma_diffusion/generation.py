@@ -110,7 +110,7 @@ def draw(pipe: Any, drawing: Drawing, on_step: Callable[[int], None] | None = No
         arguments[name] = value
     if on_step is not None:
         arguments |= _callback(taken, on_step)
-    devices = [pipe.device] if pipe.device.type == "cuda" else []
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(drawing.seed)  # ToMeSD and ToFu start from torch's own random state
         image: Image = pipe(**arguments, generator=torch.Generator("cpu").manual_seed(drawing.seed)).images[0]

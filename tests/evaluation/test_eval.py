@@ -180,6 +180,7 @@ class TestAgain:
             (("--protocol", "paper"), "--protocol paper sets the seeds"),
             (("--metrics", "vmaf"), "metric 'vmaf' is not known"),
             (("--size", "100"), "resolution '100' is not allowed"),
+            (("--device", "gpu"), "device 'gpu' is not known"),
         ],
     )
     def test_mistakes_are_named(self, more, message, command, tmp_path):

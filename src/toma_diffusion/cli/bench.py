@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toma_diffusion.cli.options import numbers
+from toma_diffusion.cli.options import find_device, numbers
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ def bench(
 
     console = Console()
     try:
-        where = _device(device)
+        where = find_device(device)
         parsed_methods = tuple(Method.parse(text) for text in split_list(methods))
         parsed_modes = _modes(split_list(modes), where, compile, cache)
         denoiser, make_parts = _open(model, size, dtype, where)
@@ -111,20 +111,6 @@ def bench(
     if runner.failures:
         console.print(f"{runner.failures} measurements failed; the same command tries them again.", highlight=False)
         raise typer.Exit(1)
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise ValueError(f"device {name!r} is not known: use cpu, cuda or cuda:1.") from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise ValueError(f"device {name!r} is not available here: use cpu, or cuda where there is a GPU.")
-    if device.index is not None and device.type == "cuda":
-        torch.cuda.set_device(device)  # events, streams and graphs are made on the current device
-    return device
 
 
 def _modes(names: list[str], device: torch.device, compile: str, cache: float | None) -> tuple[str, ...]:

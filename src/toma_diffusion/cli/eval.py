@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toma_diffusion.cli.options import numbers
+from toma_diffusion.cli.options import find_device, numbers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +70,6 @@ def evaluate_command(
         from toma_diffusion.metrics.features import CLIP, DINO
     except ImportError as error:
         raise typer.BadParameter(f"{error}. Install what is missing: pip install 'toma-diffusion[metrics]'.") from error
-    import torch
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -82,10 +81,13 @@ def evaluate_command(
     from toma_diffusion.evaluation.table import to_rich
     from toma_diffusion.generation import load_pipeline
 
+    try:
+        where = find_device(device)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     # Processes wait for each other between phases only, and these may be long.
-    on_cpu = device == "cpu" or not (device or torch.cuda.is_available())
-    state = PartialState(cpu=on_cpu, timeout=timedelta(days=1))
-    where = torch.device(device) if device and state.num_processes == 1 else state.device
+    state = PartialState(cpu=where.type == "cpu", timeout=timedelta(days=1))
+    where = state.device if state.num_processes > 1 else where
     console = Console(quiet=not state.is_main_process)
     try:
         chosen_prompts, chosen_seeds = _items(prompts, template, seeds, protocol)

@@ -88,7 +88,7 @@ def describe_model(name: str, model: nn.Module) -> str:
 def check_file(path: Path | None, metric: str, option: str, what: str) -> Path:
     """The path, if there is a file."""
     if path is None:
-        raise UnavailableError(f"{metric} needs {what}: give it with {option}.")
+        raise UnavailableError(f"{metric}: give {what} with {option}.")
     if not path.is_file():
         raise UnavailableError(f"{metric}: there is no file {str(path)!r}; give {what} with {option}.")
     return path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,11 +69,28 @@ class ClipT(ImageMetric):
 
 
 def _load(kind: Any, model: str, metric: str) -> Any:
+    refusal = "" if Path(model).exists() else _hub_refusal(model)
     try:
-        return kind.from_pretrained(model)
-    except Exception as error:  # whatever transformers and the hub raise: not found, no network, another model
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return kind.from_pretrained(model, local_files_only=bool(refusal))
+    except Exception as error:  # whatever transformers raises: not found, another network, a broken file
+        told = f"it is not on this machine, and asking the hub failed: {refusal}" if refusal else _first_line(error)
         raise UnavailableError(
-            f"{metric}: the network could not be loaded from {model!r} ({lines[0]}). "
+            f"{metric}: the network could not be loaded from {model!r} ({told}). "
             f"Give a local folder or a hub id with --{metric.removesuffix('_t')}."
         ) from error
+
+
+@cache
+def _hub_refusal(model: str) -> str:
+    """Why the hub does not give a model; empty if it does. Transformers asks a dead network for minutes, this once."""
+    from huggingface_hub import model_info
+
+    try:
+        model_info(model, timeout=10)
+    except Exception as error:  # no network, no such model, no permission
+        return _first_line(error)
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -94,7 +94,7 @@ def _resized(path: Path) -> Tensor:
 
 def _images_in(folder: Path | None, label: str) -> list[Path]:
     if folder is None:
-        raise UnavailableError(f"{label} needs real images to compare with: give a folder of them with --real-images.")
+        raise UnavailableError(f"{label}: give a folder of real images to compare with by --real-images.")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
     if not paths:
         raise UnavailableError(f"{label}: there are no images ({', '.join(ENDINGS)}) in {str(folder)!r}.")
