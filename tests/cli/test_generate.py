@@ -59,6 +59,7 @@ def test_other_methods_and_their_own_ratio(tmp_path):
         (["--steps", "0"], "steps=0 is not allowed"),
         (["--model", "nowhere"], "'nowhere' is not known"),
         (["--dtype", "half"], "'half' is not known"),
+        (["--device", "gpu"], "device 'gpu' is not known"),
     ],
 )
 def test_wrong_input_is_quoted(arguments, message, tmp_path, monkeypatch):

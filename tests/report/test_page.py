@@ -95,7 +95,7 @@ class TestPage:
         opened = Image.open(io.BytesIO(base64.b64decode(sources[2].split(",")[1])))
         assert opened.size == (32, 32)
         assert all(abs(a - b) < 12 for a, b in zip(opened.getpixel((5, 5)), (60, 0, 0), strict=True))
-        assert "4.2\xa0s · PSNR\xa034.00\xa0dB · LPIPS\xa00.040" in elements.texts
+        assert {"4.2 s", "PSNR 34.00 dB", "LPIPS 0.040"} <= set(elements.texts)
 
     def test_every_setting_is_there(self, text, run):
         spoken = "\n".join(Elements(text).texts)
@@ -153,7 +153,7 @@ class TestCommand:
         run = finished_run(tmp_path / "run")
         result = CliRunner().invoke(app, ["report", str(run.path), "--output", str(tmp_path / "new" / "page.html")])
         assert result.exit_code == 0, result.output
-        assert "page.html (0.1 MiB)" in result.output
+        assert "page.html (0.0 MiB)" in result.output
         assert (tmp_path / "new" / "page.html").read_text().startswith("<!doctype html>")
 
     def test_what_is_no_finished_run_is_refused(self, tmp_path):

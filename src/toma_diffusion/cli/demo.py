@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toma_diffusion.cli.options import find_device
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -66,7 +68,7 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
     from toma_diffusion.metrics import Weights, open_metrics
     from toma_diffusion.report.page import write_report
 
-    pipe: Any = load_pipeline(BUNDLED, device or None)
+    pipe: Any = load_pipeline(BUNDLED, str(find_device(device)))
     denoiser = find_denoiser(pipe)
     merged = [each for name, ratios in METHODS for each in merged_variants(denoiser, [Method(name)], ratios)]
     plan = Plan(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from toma_diffusion.cli.options import find_device
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -119,7 +121,7 @@ def _explain_model(
     from toma_diffusion.inspection.watch import Sight, watch
 
     drawing = Drawing(prompt, seed=seed, steps=steps)
-    pipe = load_pipeline(model, device or None)
+    pipe = load_pipeline(model, str(find_device(device)))
     overlap = OverlapRecorder(config)
     clusters = ClusterRecorder(choose_evenly(range(steps), MOST_COLUMNS), [])
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toma_diffusion.cli.options import find_device
+
 if TYPE_CHECKING:
     from PIL.Image import Image
     from rich.console import Console
@@ -69,7 +71,7 @@ def generate(
         drawing = Drawing(prompt, seed, steps, guidance, width, height, negative_prompt)
         method = Method.parse(preset) if preset else None
         changes: dict[str, Any] = {} if ratio is None else {"ratio": ratio}
-        pipe: Any = load_pipeline(model, device or None, dtype or None)
+        pipe: Any = load_pipeline(model, str(find_device(device)), dtype or None)
         handle = (
             apply_toma(pipe, **changes)
             if method is None

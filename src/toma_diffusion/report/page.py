@@ -13,7 +13,7 @@ from toma_diffusion.evaluation.plan import Item
 from toma_diffusion.evaluation.table import FORMATS, HEADINGS
 from toma_diffusion.report.paper_table import paper_table
 from toma_diffusion.report.pictures import data_uri
-from toma_diffusion.report.plots import speed_against_quality
+from toma_diffusion.report.plots import legend, speed_against_quality
 
 REPORT = "report.html"
 MERGE_MAP = "merge-map.png"
@@ -47,7 +47,7 @@ class Picture:
     uri: str
     width: int
     height: int
-    figures: str
+    figures: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ def write_report(folder: RunFolder, output: Path | None = None) -> Path:
         resolution=rows[0]["resolution"],
         table=table,
         plots=speed_against_quality(table),
+        legend=legend(table),
         rows=[_row(folder, item) for item in shown],
         first_merged=next((i for i, each in enumerate(folder.plan.variants) if each.config is not None), 1),
         merge_map=_merge_map(folder.path / MERGE_MAP),
@@ -109,20 +110,20 @@ def _row(folder: RunFolder, item: Item) -> Row:
     return Row(item.prompt, item.seed, tuple(pictures))
 
 
-def _figures(values: Mapping[str, float]) -> str:
+def _figures(values: Mapping[str, float]) -> tuple[str, ...]:
     found = [f"{values['seconds']:.3g} s"] if "seconds" in values else []
     for name in CAPTION_METRICS:
         if name in values:
             unit = " dB" if name == "psnr" else ""
             found.append(f"{HEADINGS[name].rstrip(' ↑↓')} {values[name]:{FORMATS[name]}}{unit}")
-    return " · ".join(figure.replace(" ", "\N{NO-BREAK SPACE}") for figure in found)
+    return tuple(found)
 
 
 def _merge_map(path: Path) -> Picture | None:
     if not path.exists():
         return None
     uri, width, height = data_uri(path, LARGEST_MAP)
-    return Picture("", "which tokens are destinations, and which were merged into which", uri, width, height, "")
+    return Picture("", "which tokens are destinations, and which were merged into which", uri, width, height, ())
 
 
 def _configuration(config: Any) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from toma_diffusion.evaluation.plan import Variant
 from toma_diffusion.evaluation.table import FORMATS, HEADINGS
 
-LABELS: Mapping[str, str] = {"seconds": "Sec/img ↓", "speedup": "Speed-up ↑"}
-"""Headings that are longer on a page than in a terminal."""
+LABELS: Mapping[str, str] = {**HEADINGS, "seconds": "Sec/img ↓", "speedup": "Speed-up ↑"}
+DIGITS: Mapping[str, str] = {**FORMATS, "seconds": ".2f"}
+"""Both as in a terminal, but for what has more room on a page."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,15 @@ class Method:
     """A method, with a line for every ratio that it was run at."""
 
     name: str
+    settings: str
+    """What was asked for beside the ratio, and tells it from others of its name."""
     is_merged: bool
     lines: tuple[Line, ...]
+
+    @property
+    def title(self) -> str:
+        """Name and settings."""
+        return f"{self.name}, {self.settings}" if self.settings else self.name
 
 
 @dataclass(frozen=True)
@@ -49,12 +57,6 @@ class PaperTable:
     methods: tuple[Method, ...]
 
 
-def method_name(variant: Variant) -> str:
-    """All of a variant's title but the ratio."""
-    asked_for = [f"{name}={value}" for name, value in variant.asked_for.items() if name != "ratio"]
-    return ", ".join([variant.name, *asked_for])
-
-
 def paper_table(variants: Sequence[Variant], rows: Sequence[Mapping[str, str]]) -> PaperTable:
     """The table of these rows, one for each variant."""
     columns = tuple(name for name in (*list(HEADINGS)[2:], "seconds", "speedup") if any(row[name] for row in rows))
@@ -64,27 +66,22 @@ def paper_table(variants: Sequence[Variant], rows: Sequence[Mapping[str, str]]) 
         rivals = [index for index, line in enumerate(lines) if merged[index] and line.ratio == ratio]
         for index, line in zip(rivals, _mark([lines[index] for index in rivals], columns), strict=True):
             lines[index] = line
-    methods: dict[str, Method] = {}
+    methods: dict[tuple[str, str], Method] = {}
     for variant, line in zip(variants, lines, strict=True):
-        name = method_name(variant)
-        known = methods.get(name, Method(name, variant.config is not None, ()))
-        methods[name] = replace(known, lines=(*known.lines, line))
-    return PaperTable(columns, tuple(heading(name) for name in columns), tuple(methods.values()))
-
-
-def heading(column: str) -> str:
-    """What stands above a column."""
-    return LABELS.get(column, HEADINGS[column])
+        key = variant.name, ", ".join(f"{name}={value}" for name, value in variant.asked_for.items())
+        known = methods.get(key, Method(*key, variant.config is not None, ()))
+        methods[key] = replace(known, lines=(*known.lines, line))
+    return PaperTable(columns, tuple(LABELS[name] for name in columns), tuple(methods.values()))
 
 
 def is_better_low(column: str) -> bool:
     """Whether a lower figure is better."""
-    return "↓" in heading(column)
+    return "↓" in LABELS[column]
 
 
 def _cell(column: str, text: str) -> Cell:
     value = float(text) if text else None
-    return Cell("–" if value is None else format(value, FORMATS[column]), value)
+    return Cell("–" if value is None else format(value, DIGITS[column]), value)
 
 
 def _mark(lines: list[Line], columns: Sequence[str]) -> list[Line]:
@@ -93,7 +90,7 @@ def _mark(lines: list[Line], columns: Sequence[str]) -> list[Line]:
     for position, column in enumerate(columns):
         values = [value for line in lines if (value := line.cells[position].value) is not None]
         if len(values) > 1:
-            best[position] = format((min if is_better_low(column) else max)(values), FORMATS[column])
+            best[position] = format((min if is_better_low(column) else max)(values), DIGITS[column])
     return [
         replace(line, cells=tuple(replace(cell, best=cell.text == best.get(i)) for i, cell in enumerate(line.cells)))
         for line in lines

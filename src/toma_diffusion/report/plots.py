@@ -9,12 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toma_diffusion.report.paper_table import Line, Method, PaperTable, heading, is_better_low
+from toma_diffusion.report.paper_table import LABELS, Line, Method, PaperTable, is_better_low
 
 _INK = "#010203"
 """Stands for the page's own text colour until the SVG is written."""
 _COLORS = ("#2b7fd4", "#d9622b", "#2a9d6f", "#b04fc4", "#c43b52", "#8a7a1f", "#2f9fb3", "#7d6ad6")
-_MARKERS = "os^DvPX*"
+_MARKERS = "os^DvPXh"
+_SIGNS = "●■▲◆▼✚✖⬢"
+"""The markers as letters, for the legend."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One entry of the legend that all plots of a page share."""
+
+    name: str
+    sign: str
+    color: str
 
 
 @dataclass(frozen=True)
@@ -33,12 +44,19 @@ def speed_against_quality(table: PaperTable) -> list[Plot]:
     return [plot for column in metrics if (plot := _plot(table, column)) is not None]
 
 
+def legend(table: PaperTable) -> list[Key]:
+    """Which sign and colour each merged method has."""
+    merged = [method.title for method in table.methods if method.is_merged]
+    return [Key(name, _SIGNS[index % len(_SIGNS)], _COLORS[index % len(_COLORS)]) for index, name in enumerate(merged)]
+
+
 def _plot(table: PaperTable, column: str) -> Plot | None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    curves = {m.name: points for m in table.methods if m.is_merged and (points := _points(table, m, column))}
-    if not curves:
+    merged = [method for method in table.methods if method.is_merged]
+    curves = {method.title: _points(table, method, column) for method in merged}
+    if not any(curves.values()):
         return None
     style = {
         "svg.fonttype": "none",
@@ -47,18 +65,17 @@ def _plot(table: PaperTable, column: str) -> Plot | None:
         **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
     }
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(4.7, 4.1), layout="constrained")
+        figure = Figure(figsize=(4.7, 3.5), layout="constrained")
         figure.patch.set_alpha(0)
         axis: Any = figure.add_subplot()
         axis.patch.set_alpha(0)
-        for index, (name, points) in enumerate(curves.items()):
-            _draw_curve(axis, name, points, index)
+        for index, points in enumerate(curves.values()):
+            _draw_curve(axis, points, index)
         _draw_unmerged(axis, table, column)
         axis.set(xlabel="seconds an image (left is faster)", ylabel=_axis_label(column))
         axis.margins(0.12)
         axis.grid(color=_INK, alpha=0.12, lw=0.6)
         axis.spines[["top", "right"]].set_visible(False)
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
     return Plot(column, _inline(written.getvalue(), column), _describe(column, curves))
@@ -75,11 +92,11 @@ def _points(table: PaperTable, method: Method, column: str) -> list[tuple[float,
     return sorted(points, key=lambda point: point[2])
 
 
-def _draw_curve(axis: Any, name: str, points: Sequence[tuple[float, float, str]], index: int) -> None:
+def _draw_curve(axis: Any, points: Sequence[tuple[float, float, str]], index: int) -> None:
     color, marker = _COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)]
-    axis.plot([x for x, _, _ in points], [y for _, y, _ in points], marker=marker, ms=6, color=color, label=name)
-    for x, y, ratio in points:
-        axis.annotate(ratio, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=7, color=color)
+    axis.plot([x for x, _, _ in points], [y for _, y, _ in points], marker=marker, ms=6, color=color)
+    for x, y, ratio in points[-1:]:  # at all points they would lie on top of each other
+        axis.annotate(ratio, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8, color=color)
 
 
 def _draw_unmerged(axis: Any, table: PaperTable, column: str) -> None:
@@ -87,14 +104,14 @@ def _draw_unmerged(axis: Any, table: PaperTable, column: str) -> None:
     baseline, *others = [method for method in table.methods if not method.is_merged]
     points = _points(table, baseline, column)
     if points:
-        axis.plot(points[0][0], points[0][1], marker="*", ms=11, ls="", color=_INK, label=baseline.name)
+        axis.plot(points[0][0], points[0][1], marker="*", ms=11, color=_INK)
     elif (seconds := _value(table, baseline.lines[0], "seconds")) is not None:
-        axis.axvline(seconds, color=_INK, ls=":", lw=1.2, label=f"time of the {baseline.name}")
+        axis.axvline(seconds, color=_INK, ls=":", lw=1.2)
     for method in others:
         floor = _value(table, method.lines[0], column)
         low, high = axis.get_ylim()
         if floor is not None and low <= floor <= high:
-            axis.axhline(floor, color=_INK, ls="--", lw=1, label=method.name)
+            axis.axhline(floor, color=_INK, ls="--", lw=1)
 
 
 def _value(table: PaperTable, line: Line, column: str) -> float | None:
@@ -102,7 +119,7 @@ def _value(table: PaperTable, line: Line, column: str) -> float | None:
 
 
 def _axis_label(column: str) -> str:
-    name = heading(column).rstrip(" ↑↓")
+    name = LABELS[column].rstrip(" ↑↓")
     return f"{name} ({'lower' if is_better_low(column) else 'higher'} is better)"
 
 
@@ -110,6 +127,7 @@ def _describe(column: str, curves: dict[str, list[tuple[float, float, str]]]) ->
     told = "; ".join(
         f"{name}: " + ", ".join(f"{y:.4g} in {x:.3g} s at ratio {ratio}" for x, y, ratio in points)
         for name, points in curves.items()
+        if points
     )
     return f"{_axis_label(column)} against seconds an image. {told}."
 

@@ -20,7 +20,8 @@
       target.src = image.src;
       target.alt = image.alt;
     }
-    shown.textContent = chosen.parentElement.querySelector("figcaption").innerText.replace("\n", ": ");
+    const [title, ...figures] = chosen.parentElement.querySelector("figcaption").innerText.split("\n");
+    shown.textContent = `${title}: ${figures.join(" · ")}`;
   }
 
   row.addEventListener("change", show);
