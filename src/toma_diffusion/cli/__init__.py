@@ -3,8 +3,12 @@
 import typer
 
 from toma_diffusion.cli.bench import bench
+from toma_diffusion.cli.demo import demo
 from toma_diffusion.cli.env import env
+from toma_diffusion.cli.eval import evaluate_command
 from toma_diffusion.cli.explain import explain
+from toma_diffusion.cli.generate import generate
+from toma_diffusion.cli.report import report
 
 app = typer.Typer(
     name="toma",
@@ -13,6 +17,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_show_locals=False,
 )
+app.command()(demo)
+app.command()(generate)
+app.command()(report)
 app.command()(explain)
 app.command()(bench)
+app.command(name="eval")(evaluate_command)
 app.command()(env)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from toma_diffusion.cli.options import find_device, numbers
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from toma_diffusion.bench.pipelines import EndToEnd
 
 SIZES = ("auto", "real", "small")
-Number = TypeVar("Number", int, float)
 
 
 def bench(
@@ -68,19 +69,19 @@ def bench(
 
     console = Console()
     try:
-        where = _device(device)
+        where = find_device(device)
         parsed_methods = tuple(Method.parse(text) for text in split_list(methods))
         parsed_modes = _modes(split_list(modes), where, compile, cache)
         denoiser, make_parts = _open(model, size, dtype, where)
         scenario = Scenario(
             methods=parsed_methods,
-            ratios=tuple(_numbers("ratio", ratios, float)),
+            ratios=tuple(numbers("ratio", ratios, float)),
             scopes=tuple(split_list(scopes)),
             resolutions=tuple(
                 Resolution.parse(text, denoiser.family.multiple)
                 for text in split_list(resolution) or [str(denoiser.default_resolution)]
             ),
-            batches=tuple(_numbers("batch", batch, int)) or (denoiser.default_batch,),
+            batches=tuple(numbers("batch", batch, int)) or (denoiser.default_batch,),
             modes=parsed_modes,
             compile=compile,
             steps=steps,
@@ -118,20 +119,6 @@ def bench(
         raise typer.Exit(1)
 
 
-def _device(name: str) -> torch.device:
-    import torch
-
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise ValueError(f"device {name!r} is not known: use cpu, cuda or cuda:1.") from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise ValueError(f"device {name!r} is not available here: use cpu, or cuda where there is a GPU.")
-    if device.index is not None and device.type == "cuda":
-        torch.cuda.set_device(device)  # events, streams and graphs are made on the current device
-    return device
-
-
 def _modes(names: list[str], device: torch.device, compile: str, cache: float | None) -> tuple[str, ...]:
     if not names:  # all that the other options and the device allow
         on_gpu = device.type == "cuda"
@@ -162,15 +149,3 @@ def _open(name: str, size: str, dtype: str, device: torch.device) -> tuple[Denoi
     small = size == "small" or (size == "auto" and device.type == "cpu")
     denoiser = build(name, small=small, device=device, dtype=chosen)
     return denoiser, lambda: RandomParts(name, denoiser, small=small)
-
-
-def _numbers(name: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
-    from toma_diffusion.bench.scenario import split_list
-
-    numbers = []
-    for item in split_list(text):
-        try:
-            numbers.append(kind(item))
-        except ValueError as error:
-            raise ValueError(f"{name} {item!r} is not a number.") from error
-    return numbers

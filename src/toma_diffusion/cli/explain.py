@@ -1,9 +1,21 @@
-"""`toma explain`: the quickest way to understand the method."""
+"""`toma explain`: the quickest way to understand the method, on a photograph or inside a model."""
+
+from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from toma_diffusion.cli.options import find_device
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from toma_diffusion.config import ToMAConfig
+
+PROMPT = "3d emoji of a red apple"
+"""One that the bundled model knows."""
 
 
 def explain(
@@ -14,37 +26,58 @@ def explain(
     assign: Annotated[str, typer.Option(help="local or global.")] = "local",
     scale: Annotated[float, typer.Option(help="Sharpness of the assignment; lower blends more.")] = 1000.0,
     size: Annotated[int, typer.Option(help="Longest side to shrink the photograph to, in pixels.")] = 512,
+    model: Annotated[
+        str, typer.Option(help="Look into this model instead: bundled, a folder, a .safetensors file or a hub id.")
+    ] = "",
+    prompt: Annotated[str, typer.Option(help="With --model: what it draws meanwhile.")] = PROMPT,
+    seed: Annotated[int, typer.Option(help="With --model: of the noise it starts from.")] = 0,
+    steps: Annotated[int, typer.Option(help="With --model: denoising steps.")] = 50,
+    device: Annotated[str, typer.Option(help="With --model: cpu, cuda or cuda:1; a GPU if there is one.")] = "",
 ) -> None:
-    """Merge the patches of a photograph and spread them back, and draw what is kept and what is lost."""
-    import torch
-    from rich.console import Console
-    from rich.progress import track
-    from rich.table import Table
+    """Draw what merging keeps and loses of a photograph; or, with --model, which tokens of a model are alike.
 
-    from toma_diffusion import __version__
-    from toma_diffusion import explain as method
+    With --model two pictures are written, named after --output: how many of a block's destinations stay the same from
+    step to step (the paper's Figure 4), and the tokens of every block in clusters (its Figures 3 and 9).
+    """
+    from rich.console import Console
+
     from toma_diffusion.config import ToMAConfig
-    from toma_diffusion.core import Grid, Regions
 
     console = Console()
     try:
         config = ToMAConfig(region=region, num_regions=num_regions, assign=assign, scale=scale)
         if output.suffix not in (".png", ".pdf", ".svg"):
             raise ValueError(f"output {str(output)!r} has no known format: end it in .png, .pdf or .svg.")
-        photograph = method.load_photograph(image, size)
-        output.parent.mkdir(parents=True, exist_ok=True)
+        if model and image is not None:
+            raise ValueError(f"give a photograph, {str(image)!r}, or --model {model}, not both.")
+        if model:
+            _explain_model(console, config, output, model, prompt, seed, steps, device)
+        else:
+            _explain_photograph(console, config, output, image, size)
     except ImportError as error:
         raise typer.BadParameter(f"{error}. Install what is missing: pip install 'toma-diffusion[report]'.") from error
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         raise typer.BadParameter(str(error)) from error
 
+
+def _explain_photograph(console: Console, config: ToMAConfig, output: Path, image: Path | None, size: int) -> None:
+    import torch
+    from rich.progress import track
+    from rich.table import Table
+
+    from toma_diffusion import __version__
+    from toma_diffusion import explain as method
+    from toma_diffusion.core import Grid, Regions
+
+    photograph = method.load_photograph(image, size)
+    output.parent.mkdir(parents=True, exist_ok=True)
     total = len(method.SELECTIONS) * len(method.RATIOS)
     steps = method.reconstructions(photograph, config)
     results = list(track(steps, description="merging", total=total, console=console, transient=True))
 
     height, width, _ = photograph.shape
     grid = Grid(height // method.PATCH, width // method.PATCH)
-    regions = Regions.divide(grid, region, num_regions).describe()
+    regions = Regions.divide(grid, config.region, config.num_regions).describe()
     table = Table(title=f"PSNR in dB, {grid.height}×{grid.width} tokens in {regions}")
     table.add_column("destinations chosen by")
     for ratio in method.RATIOS:
@@ -53,17 +86,72 @@ def explain(
         table.add_row(selection, *(f"{result.psnr:.2f}" for result in results if result.selection == selection))
     console.print(table)
 
-    title = f"Token merging on a photograph: {regions}, {assign} assignment"
+    title = f"Token merging on a photograph: {regions}, {config.assign} assignment"
     method.draw(photograph, results, title, output)
     rows = output.with_suffix(".csv")
     facts = {
         "image": image.name if image else "astronaut (scikit-image)",
         "grid": f"{grid.height}x{grid.width}",
         "regions": regions,
-        "assign": assign,
-        "scale": scale,
+        "assign": config.assign,
+        "scale": config.scale,
         "toma_diffusion": __version__,
         "torch": torch.__version__,
     }
     method.write_rows(results, facts, rows)
     console.print(f"Wrote {output} and {rows}", soft_wrap=True)
+
+
+def _explain_model(
+    console: Console, config: ToMAConfig, output: Path, model: str, prompt: str, seed: int, steps: int, device: str
+) -> None:
+    import torch
+    from rich.progress import Progress
+
+    from toma_diffusion import __version__
+    from toma_diffusion.generation import Drawing, draw, load_pipeline
+    from toma_diffusion.inspection.clusters import (
+        MOST_COLUMNS,
+        MOST_ROWS,
+        ClusterRecorder,
+        choose_evenly,
+        draw_clusters,
+    )
+    from toma_diffusion.inspection.overlap import OverlapRecorder, draw_overlap, write_rows
+    from toma_diffusion.inspection.watch import Sight, watch
+
+    drawing = Drawing(prompt, seed=seed, steps=steps)
+    pipe = load_pipeline(model, str(find_device(device)))
+    overlap = OverlapRecorder(config)
+    clusters = ClusterRecorder(choose_evenly(range(steps), MOST_COLUMNS), [])
+
+    def see(sight: Sight) -> None:
+        overlap(sight)
+        clusters(sight)
+
+    with Progress(console=console, transient=True) as progress, watch(pipe, see) as blocks:
+        clusters.blocks = choose_evenly([block.name for block in blocks], MOST_ROWS)
+        bar = progress.add_task("drawing", total=steps)
+        image = draw(pipe, drawing, lambda step: progress.advance(bar))
+
+    output.parent.mkdir(parents=True, exist_ok=True)
+    written = [output.with_stem(f"{output.stem}-{name}") for name in ("destinations", "hidden-states")]
+    written.append(written[0].with_suffix(".csv"))
+    name = Path(model).name
+    regions = "the whole grid" if config.region == "global" else f"{config.num_regions} {config.region}s asked for"
+    title = f"{name}: destinations that stay, ratio {config.ratio:g}, {regions}"
+    draw_overlap(overlap.shares, config, title, written[0])
+    draw_clusters(image, clusters, f"{name}: tokens at the start of a block in clusters, {prompt!r}", written[1])
+    facts = {
+        "model": name,
+        "prompt": prompt,
+        "seed": seed,
+        "steps": steps,
+        "ratio": config.ratio,
+        "region": config.region,
+        "num_regions": config.num_regions,
+        "toma_diffusion": __version__,
+        "torch": torch.__version__,
+    }
+    write_rows(overlap.shares, facts, written[2])
+    console.print(f"Wrote {', '.join(map(str, written))}", soft_wrap=True, highlight=False)

@@ -1,0 +1,154 @@
+"""`toma demo`: token merging at work on the bundled model, with nothing to download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toma_diffusion.cli.options import find_device
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from toma_diffusion.evaluation import RunFolder, Variant
+
+PROMPTS = ("3d emoji of a red apple", "a photo of shoes", "3d emoji of a cat face", "a photo of a t-shirt")
+"""What the bundled model was taught: emoji, and photographs of clothes."""
+SEEDS = (0,)
+"""One: with seven methods that makes 28 images, about two minutes on two CPU cores."""
+GUIDANCE = 4.0
+"""What the model card advises."""
+METHODS: tuple[tuple[str, tuple[float, ...]], ...] = (
+    ("toma-tile", (0.25, 0.5, 0.75)),
+    ("tomesd", (0.5,)),
+    ("tofu", (0.5,)),
+    ("todo", (0.75,)),  # it keeps every second row and column, and knows nothing between that and all
+)
+GRID = "grid.png"
+
+
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder to write to; what it holds of the same run is kept.")] = Path(
+        "demo"
+    ),
+    steps: Annotated[int, typer.Option(help="Denoising steps.")] = 20,
+    lpips_weights: Annotated[
+        Path | None, typer.Option(help="A .safetensors file with the weights of LPIPS, to measure that too.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1; if not given, a GPU if there is one.")] = "",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start the folder's run over.")] = False,
+) -> None:
+    """Draw a few images without merging, with ToMA at three ratios and with other methods, and compare them."""
+    from rich.console import Console
+
+    console = Console()
+    try:
+        _demo(console, output, steps, lpips_weights, device, fresh)
+    except ImportError as error:
+        raise typer.BadParameter(
+            f"{error}. Install what is missing: pip install 'toma-diffusion[metrics,report]'."
+        ) from error
+    except (ValueError, FileNotFoundError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None, device: str, fresh: bool) -> None:
+    from accelerate import PartialState
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from toma_diffusion.api import find_denoiser
+    from toma_diffusion.bench.records import gather_facts
+    from toma_diffusion.bench.scenario import Method
+    from toma_diffusion.evaluation import BASELINE, Plan, RunFolder, Variant
+    from toma_diffusion.evaluation.run import evaluate
+    from toma_diffusion.evaluation.table import to_rich
+    from toma_diffusion.evaluation.variants import merged_variants
+    from toma_diffusion.generation import BUNDLED, load_pipeline
+    from toma_diffusion.metrics import Weights, open_metrics
+    from toma_diffusion.report.page import write_report
+
+    pipe: Any = load_pipeline(BUNDLED, str(find_device(device)))
+    denoiser = find_denoiser(pipe)
+    merged = [each for name, ratios in METHODS for each in merged_variants(denoiser, [Method(name)], ratios)]
+    plan = Plan(
+        model=BUNDLED,
+        prompts=PROMPTS,
+        seeds=SEEDS,
+        variants=(Variant(BASELINE), *merged),
+        metrics=("mse", "psnr", "ssim", *(["lpips"] if lpips_weights else [])),
+        steps=steps,
+        guidance=GUIDANCE,
+        dtype=str(pipe.dtype).removeprefix("torch."),
+    )
+    if fresh:
+        _clear(output)
+    folder = RunFolder.start(output, plan, gather_facts(pipe.device))
+    metrics = open_metrics(plan.metrics, Weights(lpips=lpips_weights), pipe.device)
+    for sentence in metrics.missing:
+        console.print(sentence, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        evaluate(folder, pipe, metrics, PartialState(cpu=pipe.device.type == "cpu"), progress)
+        bar = progress.add_task("drawing what merges into what", total=steps)
+        _write_merge_map(folder, pipe, lambda: progress.advance(bar))
+    written = [_write_grid(folder), write_report(folder)]
+    console.print(to_rich(folder))
+    console.print(f"Wrote {' and '.join(map(str, written))}", soft_wrap=True, highlight=False)
+
+
+def _clear(output: Path) -> None:
+    """Delete what a run has in its folder, and nothing else."""
+    import shutil
+
+    if not (output / "run.json").exists():
+        return
+    for name in ("images", "scores"):
+        shutil.rmtree(output / name, ignore_errors=True)
+    for name in ("table.csv", "run.json"):  # the latter last: without it the folder is not known as a run
+        (output / name).unlink(missing_ok=True)
+
+
+def _write_merge_map(folder: RunFolder, pipe: Any, advance: Any) -> None:
+    """Of the first image, drawn once more by ToMA at 0.5."""
+    from toma_diffusion.evaluation.run import merged_as
+    from toma_diffusion.generation import Drawing, draw
+    from toma_diffusion.inspection.merge_map import MergeMapRecorder, draw_merge_maps
+    from toma_diffusion.report.page import MERGE_MAP
+
+    plan, item, variant = folder.plan, folder.plan.items[0], _variant(folder, 0.5)
+    with merged_as(pipe, variant) as handle:
+        recorder = MergeMapRecorder(handle)
+
+        def on_step(step: int) -> None:
+            recorder(step)
+            advance()
+
+        image = draw(pipe, Drawing(item.prompt, item.seed, plan.steps, plan.guidance), on_step)
+    draw_merge_maps(image, recorder.maps, f"{item.prompt}: {variant.title}", folder.path / MERGE_MAP)
+
+
+def _variant(folder: RunFolder, ratio: float) -> Variant:
+    """ToMA at a ratio."""
+    return next(each for each in folder.plan.variants if each.config is not None and each.config.ratio == ratio)
+
+
+def _write_grid(folder: RunFolder) -> Path:
+    """All images on one sheet: a row for each prompt, a column for each method."""
+    from PIL import Image
+
+    from toma_diffusion.generation import write_png
+    from toma_diffusion.report.sheet import make_sheet
+
+    variants = folder.plan.variants
+    images, captions = [], []
+    for item in folder.plan.items:
+        for variant in variants:
+            images.append(Image.open(folder.image_path(variant, item)).convert("RGB"))
+            scores = folder.item_scores(variant, item).values
+            told = f"{scores['psnr']:.1f} dB, " if "psnr" in scores else f"{item.prompt}, "
+            captions.append(f"{variant.title}\n{told}{scores['seconds']:.1f} s")
+    path = folder.path / GRID
+    write_png(make_sheet(images, captions, len(variants)), path, folder.plan.to_dict())
+    return path

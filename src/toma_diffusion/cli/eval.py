@@ -1,0 +1,167 @@
+"""`toma eval`: what merging does to the images, measured as the paper does."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toma_diffusion.cli.options import find_device, numbers
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from toma_diffusion.evaluation import Variant
+
+METHODS, RATIOS, STEPS = "toma,fast,tomesd", "0.25,0.5,0.75", 20
+PAPER_STEPS, PAPER_STEPS_OF_FLUX = 50, 35
+
+
+def evaluate_command(
+    prompts: Annotated[
+        str, typer.Option(help="A text file, one prompt a line; a CSV file with a column prompt; or imagenet.")
+    ],
+    model: Annotated[str, typer.Option(help="bundled; a folder, a .safetensors file or a hub id.")] = "bundled",
+    template: Annotated[str, typer.Option(help="Put around every prompt: 'a photo of a {}'.")] = "",
+    seeds: Annotated[str, typer.Option(help="For every prompt. If not given: 0.")] = "",
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="As in toma bench: toma,fast:num_regions=256;scale=inf,tomesd,tofu,todo. If not given: " + METHODS
+        ),
+    ] = "",
+    ratios: Annotated[str, typer.Option(help="Shares of the tokens to remove. If not given: " + RATIOS)] = "",
+    paper: Annotated[
+        str, typer.Option(help="Instead of methods and ratios, the rows of table2, 3, 6, 7, 9 or 10 of the paper.")
+    ] = "",
+    protocol: Annotated[
+        str, typer.Option(help="paper: seeds 0,1,2 with all of imagenet (3,000 images), or with 50 prompts of a file.")
+    ] = "",
+    steps: Annotated[
+        int | None, typer.Option(help=f"If not given: {STEPS}; with --paper or --protocol the paper's 50, on Flux 35.")
+    ] = None,
+    guidance: Annotated[float | None, typer.Option(help="If not given, the pipeline's own.")] = None,
+    size: Annotated[str, typer.Option(help="In pixels: 1024, or 1024x768. If not given, the pipeline's own.")] = "",
+    metrics: Annotated[
+        str, typer.Option(help="Some of mse,psnr,ssim,lpips,dino,clip_t,fid,kid. If not given: all that can be had.")
+    ] = "",
+    lpips_weights: Annotated[Path | None, typer.Option(help="A .safetensors file.")] = None,
+    inception_weights: Annotated[Path | None, typer.Option(help="A TorchScript file, for FID and KID.")] = None,
+    real_images: Annotated[Path | None, typer.Option(help="A folder, for FID and KID.")] = None,
+    dino: Annotated[str, typer.Option(help="A local folder or a hub id. If not given, DINO ViT-S/16.")] = "",
+    clip: Annotated[str, typer.Option(help="A local folder or a hub id. If not given, CLIP ViT-B/32.")] = "",
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32; if not given, the model's usual.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1; if not given, a GPU if there is one.")] = "",
+    output: Annotated[Path, typer.Option(help="The run's folder. The same command goes on with what it lacks.")] = Path(
+        "eval"
+    ),
+    commit: Annotated[str | None, typer.Option(help="Commit to note, if not that of the checkout.")] = None,
+) -> None:
+    """Draw the same images without and with merging, score them, and write one CSV row a method and ratio.
+
+    On many GPUs: accelerate launch -m toma_diffusion.cli eval ...
+    """
+    try:
+        from accelerate import PartialState
+
+        from toma_diffusion.metrics import METRICS, Weights, open_metrics
+        from toma_diffusion.metrics.features import CLIP, DINO
+    except ImportError as error:
+        raise typer.BadParameter(f"{error}. Install what is missing: pip install 'toma-diffusion[metrics]'.") from error
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from toma_diffusion.api import find_denoiser
+    from toma_diffusion.bench.records import gather_facts
+    from toma_diffusion.bench.scenario import Resolution, split_list
+    from toma_diffusion.evaluation import Plan, RunFolder
+    from toma_diffusion.evaluation.run import evaluate
+    from toma_diffusion.evaluation.table import to_rich
+    from toma_diffusion.generation import load_pipeline
+
+    try:
+        where = find_device(device)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    # Processes wait for each other between phases only, and these may be long.
+    state = PartialState(cpu=where.type == "cpu", timeout=timedelta(days=1))
+    where = state.device if state.num_processes > 1 else where
+    console = Console(quiet=not state.is_main_process)
+    try:
+        chosen_prompts, chosen_seeds = _items(prompts, template, seeds, protocol)
+        resolution = Resolution.parse(size, 8) if size else None
+        chosen_metrics = tuple(split_list(metrics)) or METRICS
+        weights = Weights(lpips_weights, inception_weights, real_images, dino or DINO, clip or CLIP)
+        opened = open_metrics(chosen_metrics, weights, where)
+        pipe = load_pipeline(model, str(where), dtype or None)
+        denoiser = find_denoiser(pipe)
+        plan = Plan(
+            model=Path(model).name if Path(model).exists() else model,
+            prompts=chosen_prompts,
+            seeds=chosen_seeds,
+            variants=tuple(_variants(denoiser, methods, ratios, paper, console)),
+            metrics=chosen_metrics,
+            steps=_steps(steps, denoiser, as_paper=bool(paper or protocol)),
+            guidance=guidance,
+            width=resolution.width if resolution else None,
+            height=resolution.height if resolution else None,
+            dtype=str(pipe.dtype).removeprefix("torch."),
+            paper=paper,
+        )
+        with state.main_process_first():
+            folder = RunFolder.start(output, plan, gather_facts(where, commit))
+    except (ValueError, FileNotFoundError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+    for reason in opened.missing:
+        console.print(f"Left out: {reason}", markup=False, highlight=False, soft_wrap=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        evaluate(folder, pipe, opened, state, progress)
+    console.print(to_rich(folder))
+    console.print(f"Wrote {output}", soft_wrap=True, highlight=False)
+
+
+def _items(source: str, template: str, seeds: str, protocol: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Prompts and seeds."""
+    from toma_diffusion.evaluation.prompts import load_prompts, paper_protocol
+
+    prompts = load_prompts(source, template)
+    if not protocol:
+        return prompts, tuple(numbers("seed", seeds, int)) or (0,)
+    if protocol != "paper":
+        raise ValueError(f"protocol {protocol!r} is not known: use 'paper', or leave it out.")
+    if seeds:
+        raise ValueError(f"--protocol paper sets the seeds: leave --seeds {seeds} out.")
+    return paper_protocol(source, prompts)
+
+
+def _variants(denoiser: Any, methods: str, ratios: str, paper: str, console: Console) -> list[Variant]:
+    """The baseline, the noise floor, and what was asked for."""
+    from toma_diffusion.bench.scenario import Method, split_list
+    from toma_diffusion.evaluation.variants import UNMERGED, merged_variants, paper_variants
+
+    if not paper:
+        parsed = [Method.parse(text) for text in split_list(methods or METHODS)]
+        wanted = numbers("ratio", ratios or RATIOS, float)
+        left_out = [
+            f"{method.preset} cannot have ratio {ratio:g}."
+            for method in parsed
+            for ratio in sorted(set(wanted) - set(method.possible(wanted)))
+        ]
+        variants = merged_variants(denoiser, parsed, wanted)
+    elif methods or ratios:
+        raise ValueError(f"--paper {paper} sets methods and ratios: leave --methods and --ratios out.")
+    else:
+        variants, left_out = paper_variants(denoiser, paper)
+    for reason in left_out:
+        console.print(f"Left out: {reason}", markup=False, highlight=False, soft_wrap=True)
+    return [*UNMERGED, *variants]
+
+
+def _steps(given: int | None, denoiser: Any, *, as_paper: bool) -> int:
+    if given is not None or not as_paper:
+        return STEPS if given is None else given
+    return PAPER_STEPS_OF_FLUX if type(denoiser).__name__.startswith("Flux") else PAPER_STEPS

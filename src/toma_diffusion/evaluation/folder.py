@@ -1,0 +1,162 @@
+"""A run's folder: the only place where its settings, images, scores and table live.
+
+    run.json                        what was asked for, and of which machine and code
+    images/<variant>/<item>.png
+    scores/<variant>/<item>.json    seconds, and every metric of one image
+    scores/<variant>.json           metrics of all images of a variant together
+    table.csv                       one row a variant
+
+Every file appears whole or not at all. What is there counts as done.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from toma_diffusion.bench.records import Facts
+from toma_diffusion.evaluation.plan import Item, Plan, Variant
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Figures by name, and where the weights of those that need some come from."""
+
+    values: dict[str, float]
+    sources: dict[str, str]
+
+    def has(self, name: str, source: str) -> bool:
+        """Whether a metric is there, and computed with these weights."""
+        return name in self.values and self.sources.get(name, "") == source
+
+
+class RunFolder:
+    """One run on the disk."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a run that exists."""
+        self.path = path
+        try:
+            written = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ValueError(f"{str(path)!r} is not a run of `toma eval`: it has no run.json.") from error
+        self.plan = Plan.from_dict(written["plan"])
+        self.facts = Facts(**written["facts"])
+        self.date: str = written["date"]
+
+    @classmethod
+    def start(cls, path: Path, plan: Plan, facts: Facts) -> RunFolder:
+        """Begin a run, or go on with the same one. A folder that holds another is refused."""
+        if not (path / "run.json").exists():
+            date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            settings = {"plan": plan.to_dict(), "facts": asdict(facts), "date": date}
+            write_atomically(path / "run.json", json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+        folder = cls(path)
+        held = folder.plan.to_dict() | asdict(folder.facts)
+        for name, wanted in (plan.to_dict() | asdict(facts)).items():
+            if held[name] != wanted:
+                raise ValueError(
+                    f"{str(path)!r} holds a run with other settings. {_difference(name, held[name], wanted)} "
+                    "Give another --output, or delete that folder."
+                )
+        return folder
+
+    def image_path(self, variant: Variant, item: Item) -> Path:
+        """Where an image is, or will be."""
+        return self.path / "images" / variant.slug / f"{item.name}.png"
+
+    def image_paths(self, variant: Variant) -> list[Path]:
+        """Of all items, in their order."""
+        return [self.image_path(variant, item) for item in self.plan.items]
+
+    def missing(self, variant: Variant) -> list[Item]:
+        """The items that are not drawn yet."""
+        return [item for item in self.plan.items if not self.image_path(variant, item).exists()]
+
+    def item_scores(self, variant: Variant, item: Item) -> Scores:
+        """Those of one image; none, if it has not been scored."""
+        return _read_scores(self._scores_path(variant, item))
+
+    def write_item_scores(self, variant: Variant, item: Item, scores: Scores) -> None:
+        """Keep those of one image."""
+        _write_scores(self._scores_path(variant, item), scores)
+
+    def joint_scores(self, variant: Variant) -> Scores:
+        """Metrics that have one figure for all images of a variant, as FID."""
+        return _read_scores(self.path / "scores" / f"{variant.slug}.json")
+
+    def write_joint_scores(self, variant: Variant, scores: Scores) -> None:
+        """Keep them."""
+        _write_scores(self.path / "scores" / f"{variant.slug}.json", scores)
+
+    def scores(self, variant: Variant) -> dict[str, dict[str, float]]:
+        """The figures of every image that has been scored, by the item's name."""
+        found = {item.name: self.item_scores(variant, item).values for item in self.plan.items}
+        return {name: values for name, values in found.items() if values}
+
+    def write_table(self, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:
+        """Replace the table."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.path / "table.csv", text.getvalue())
+
+    def table(self) -> list[dict[str, str]]:
+        """The rows, one a variant, in the plan's order. What is not known is empty; so is a run without a table yet."""
+        path = self.path / "table.csv"
+        if not path.exists():
+            return []
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    def _scores_path(self, variant: Variant, item: Item) -> Path:
+        return self.path / "scores" / variant.slug / f"{item.name}.json"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that it is never seen half written, whatever kills us."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read_scores(path: Path) -> Scores:
+    if not path.exists():
+        return Scores({}, {})
+    written = json.loads(path.read_text(encoding="utf-8"))
+    return Scores({name: float(value) for name, value in written["values"].items()}, written["sources"])
+
+
+def _write_scores(path: Path, scores: Scores) -> None:
+    # JSON knows no infinity, which is the PSNR of equal images.
+    values: dict[str, Any] = {n: value if math.isfinite(value) else str(value) for n, value in scores.values.items()}
+    write_atomically(path, json.dumps({"values": values, "sources": scores.sources}, indent=2) + "\n")
+
+
+def _difference(name: str, held: Any, wanted: Any) -> str:
+    if name == "variants":
+        held, wanted = ([Variant.from_dict(each).title for each in variants] for variants in (held, wanted))
+        if held == wanted:
+            return "The variants have the same names, but other settings."
+    if isinstance(held, list) and isinstance(wanted, list):
+        gone, new = [each for each in held if each not in wanted], [each for each in wanted if each not in held]
+        changes = [f"{len(gone)} of its {name} are not asked for now, as {gone[0]!r}"] if gone else []
+        changes += [f"{len(new)} {name} asked for now are not in it, as {new[0]!r}"] if new else []
+        return ("; ".join(changes) or f"The {name} have another order") + "."
+    return f"Its {name} is {held!r}, now {wanted!r} is asked for."

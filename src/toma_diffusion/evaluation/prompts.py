@@ -1,0 +1,76 @@
+"""What to draw: prompts from a text file, a CSV file, or a set that has a name."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+IMAGENET = "imagenet"
+IMAGENET_TEMPLATE = "a photo of a {}"
+PAPER_SEEDS = (0, 1, 2)
+PAPER_PROMPTS = 50
+"""Of a list such as GEMRec's; of ImageNet's class names the paper takes all."""
+
+
+def load_prompts(source: str, template: str = "") -> tuple[str, ...]:
+    """The prompts of a run.
+
+    Args:
+        source: a text file with one prompt a line; a CSV file with a column `prompt`, as GEMRec's; or `imagenet`, the
+            1000 class names of ImageNet-1K.
+        template: put around every prompt, in the place of `{}`; for files of bare class names.
+    """
+    if source == IMAGENET:
+        prompts, template = _imagenet(), template or IMAGENET_TEMPLATE
+    else:
+        path = Path(source)
+        if not path.is_file():
+            raise ValueError(f"prompts {source!r}: there is no such file. Give a .txt or .csv file, or {IMAGENET!r}.")
+        prompts = _from_csv(path) if path.suffix.lower() == ".csv" else _from_lines(path)
+    if template and "{}" not in template:
+        raise ValueError(f"template {template!r} has no place for the prompt: write {{}} there.")
+    prompts = tuple(dict.fromkeys(prompts))  # the same prompt and seed would only be drawn twice
+    return tuple(template.replace("{}", prompt) for prompt in prompts) if template else prompts
+
+
+def paper_protocol(source: str, prompts: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Prompts and seeds as in the paper: 3 images of every ImageNet class, 3,000 together, for FID; else 50 × 3."""
+    if source == IMAGENET:
+        return prompts, PAPER_SEEDS
+    if len(prompts) < PAPER_PROMPTS:
+        raise ValueError(f"the paper's protocol takes {PAPER_PROMPTS} prompts, {source!r} has {len(prompts)}.")
+    return prompts[:PAPER_PROMPTS], PAPER_SEEDS
+
+
+def _from_lines(path: Path) -> tuple[str, ...]:
+    prompts = tuple(line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
+    if not prompts:
+        raise ValueError(f"prompts {str(path)!r}: the file is empty. Write one prompt a line.")
+    return prompts
+
+
+def _from_csv(path: Path) -> tuple[str, ...]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        column = next((name for name in reader.fieldnames or () if name.strip().lower() == "prompt"), None)
+        if column is None:
+            raise ValueError(
+                f"prompts {str(path)!r} has no column 'prompt', but {', '.join(reader.fieldnames or ()) or 'nothing'}."
+            )
+        prompts = tuple((row[column] or "").strip() for row in reader)
+    if not any(prompts):
+        raise ValueError(f"prompts {str(path)!r}: the column {column!r} is empty.")
+    return tuple(prompt for prompt in prompts if prompt)
+
+
+def _imagenet() -> tuple[str, ...]:
+    """From torchvision, which has them without a download. They are too long a list to carry along."""
+    try:
+        from torchvision.models import AlexNet_Weights
+    except Exception as error:  # not installed, or one that does not fit torch
+        raise ValueError(
+            f"prompts {IMAGENET!r}: the class names come with torchvision, which cannot be imported here ({error}). "
+            "Install it, or give a file with one class name a line: "
+            f"--prompts FILE --template {IMAGENET_TEMPLATE!r}."
+        ) from error
+    return tuple(AlexNet_Weights.DEFAULT.meta["categories"])

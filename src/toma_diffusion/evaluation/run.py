@@ -1,0 +1,197 @@
+"""Carries out a plan: draws what is missing, scores what is missing, writes the table. Any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from PIL import Image
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from toma_diffusion.api import apply_toma
+from toma_diffusion.evaluation.folder import RunFolder, Scores
+from toma_diffusion.evaluation.plan import NOISE_FLOOR, Item, Variant
+from toma_diffusion.evaluation.table import COLUMNS, SECONDS, rows_of
+from toma_diffusion.generation import Drawing, draw, read_settings, write_png
+from toma_diffusion.metrics import ImageMetric, MetricSet, Sample, UnavailableError
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
+    from rich.progress import Progress
+
+WARM_UP_STEPS_ON_A_CPU = 2
+"""Nothing is compiled there; only memory is fetched for the first time."""
+Task = TypeVar("Task")
+
+
+def evaluate(
+    folder: RunFolder, pipe: Any, metrics: MetricSet, state: PartialState, progress: Progress | None = None
+) -> list[dict[str, str]]:
+    """Do what a run lacks, and write its table.
+
+    Args:
+        folder: the run. What is in it already is not done again.
+        pipe: the pipeline of the plan's model.
+        metrics: those of the plan that can be computed here.
+        state: accelerate's, of this process. Each process takes its share; the first writes the table.
+        progress: a bar to show this process's share on.
+
+    Returns:
+        The table's rows.
+    """
+    work = _Work(folder, pipe, metrics, state, progress)
+    work.draw()
+    work.score()
+    work.score_jointly()
+    if state.is_main_process:
+        folder.write_table(COLUMNS, rows_of(folder))
+    state.wait_for_everyone()
+    return folder.table()
+
+
+@dataclass(eq=False)
+class _Work:
+    folder: RunFolder
+    pipe: Any
+    metrics: MetricSet
+    state: PartialState
+    progress: Progress | None
+
+    def draw(self) -> None:
+        """All images that are not there."""
+        variants = self.folder.plan.variants
+        shares = self._shares([self.folder.missing(variant) for variant in variants])
+        with self._bar("drawing", sum(map(len, shares))) as advance:
+            for variant, items in zip(variants, shares, strict=True):
+                if items:
+                    self._draw(variant, items, advance)
+        self.state.wait_for_everyone()
+
+    def _draw(self, variant: Variant, items: list[Item], advance: Any) -> None:
+        advance(0, variant)
+        with merged_as(self.pipe, variant):
+            draw(self.pipe, self._warm_up(items[0]))
+            for item in items:
+                drawing = self._drawing(item)
+                started = perf_counter()
+                image = draw(self.pipe, drawing)
+                settings = asdict(drawing) | {
+                    SECONDS: round(perf_counter() - started, 4),
+                    "model": self.folder.plan.model,
+                    "variant": variant.to_dict(),
+                    **asdict(self.folder.facts),
+                }
+                write_png(image, self.folder.image_path(variant, item), settings)
+                advance(1, variant)
+
+    def _drawing(self, item: Item) -> Drawing:
+        plan = self.folder.plan
+        return Drawing(item.prompt, item.seed, plan.steps, plan.guidance, plan.width, plan.height)
+
+    def _warm_up(self, item: Item) -> Drawing:
+        """A whole image on a GPU, where kernels are compiled at the first step of each kind."""
+        drawing = self._drawing(item)
+        on_cpu = self.pipe.device.type == "cpu"
+        return replace(drawing, steps=min(drawing.steps, WARM_UP_STEPS_ON_A_CPU)) if on_cpu else drawing
+
+    def score(self) -> None:
+        """All images that have not been, or not by these metrics with these weights."""
+        variants = self.folder.plan.variants
+        shares = self._shares(
+            [[item for item in self.folder.plan.items if self._is_unscored(each, item)] for each in variants]
+        )
+        with self._bar("scoring", sum(map(len, shares))) as advance:
+            for variant, items in zip(variants, shares, strict=True):
+                for item in items:
+                    self._score(variant, item)
+                    advance(1, variant)
+        self.state.wait_for_everyone()
+
+    def _is_unscored(self, variant: Variant, item: Item) -> bool:
+        scores = self.folder.item_scores(variant, item)
+        return SECONDS not in scores.values or bool(self._lacking(variant, scores))
+
+    def _lacking(self, variant: Variant, scores: Scores) -> list[ImageMetric]:
+        has_reference = variant != self.folder.plan.baseline
+        possible = [metric for metric in self.metrics.image if has_reference or not metric.needs_reference]
+        return [metric for metric in possible if not scores.has(metric.name, metric.source)]
+
+    def _score(self, variant: Variant, item: Item) -> None:
+        scores = self.folder.item_scores(variant, item)
+        path = self.folder.image_path(variant, item)
+        baseline = self.folder.plan.baseline
+        reference = None if variant == baseline else _read(self.folder.image_path(baseline, item))
+        sample = Sample(_read(path), item.prompt, reference)
+        values = scores.values | {SECONDS: float(read_settings(path)[SECONDS])}
+        sources = dict(scores.sources)
+        for metric in self._lacking(variant, scores):
+            values[metric.name] = metric.score(sample)
+            sources[metric.name] = metric.source
+        self.folder.write_item_scores(variant, item, Scores(values, sources))
+
+    def score_jointly(self) -> None:
+        """FID and its like. They need all images of a variant, so that a process does whole variants."""
+        for metric in self.metrics.joint:
+            lacking = [
+                variant
+                for variant in self.folder.plan.variants
+                if not all(self.folder.joint_scores(variant).has(name, metric.source) for name in metric.names)
+            ]
+            (share,) = self._shares([lacking])
+            with self._bar("comparing with real images", len(share)) as advance:
+                for variant in share:
+                    advance(0, variant)
+                    try:
+                        found = metric.scores(self.folder.image_paths(variant))
+                    except UnavailableError as error:
+                        self.metrics.missing.append(str(error))
+                        break
+                    held = self.folder.joint_scores(variant)
+                    sources = held.sources | dict.fromkeys(found, metric.source)
+                    self.folder.write_joint_scores(variant, Scores(held.values | found, sources))
+                    advance(1, variant)
+        self.state.wait_for_everyone()
+
+    def _shares(self, tasks: list[list[Task]]) -> list[list[Task]]:
+        """This process's part of each list.
+
+        The first process says what is to be done: another may look at the folder when work on it has begun already.
+        """
+        from accelerate.utils import broadcast_object_list
+
+        agreed: list[list[Task]] = broadcast_object_list([tasks])[0]
+        shares = []
+        for each in agreed:
+            with self.state.split_between_processes(each) as share:
+                shares.append(list(share))
+        return shares
+
+    @contextmanager
+    def _bar(self, what: str, total: int) -> Iterator[Any]:
+        """A function that moves this phase's bar on by a number of tasks, and names the variant in hand."""
+        if self.progress is None or not total:
+            yield lambda count, variant: None
+            return
+        bar, progress = self.progress.add_task(what, total=total), self.progress
+        yield lambda count, variant: progress.update(bar, advance=count, description=f"{what}: {variant.title}")
+        progress.update(bar, description=what)
+
+
+def merged_as(pipe: Any, variant: Variant) -> AbstractContextManager[Any]:
+    """Let the pipeline draw as a variant does, for the time of a `with` block."""
+    if variant.config is not None:
+        return apply_toma(pipe, variant.config)
+    if variant.name == NOISE_FLOOR:
+        # The same products, rounded otherwise: what differs now is what no method can be blamed for.
+        return sdpa_kernel(SDPBackend.MATH)
+    return nullcontext()
+
+
+def _read(path: Path) -> Image.Image:
+    with Image.open(path) as file:
+        image: Image.Image = file.convert("RGB")
+    return image

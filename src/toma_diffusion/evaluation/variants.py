@@ -1,0 +1,80 @@
+"""From methods and ratios, or the name of one of the paper's tables, to the variants of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from toma_diffusion.bench.scenario import Method, compare
+from toma_diffusion.evaluation.plan import BASELINE, NOISE_FLOOR, Variant
+
+RATIOS = (0.25, 0.5, 0.75)
+UNMERGED = (Variant(BASELINE), Variant(NOISE_FLOOR))
+"""What every run begins with."""
+
+_EVERY_STEP = "select_every=1;reweigh_every=1"
+PAPER: Mapping[str, tuple[tuple[tuple[str, ...], tuple[float, ...]], ...]] = MappingProxyType(
+    {
+        # Table 2, selection: at random, and by facility location among all tokens, in stripes and in tiles.
+        "table2": (
+            (
+                (
+                    "toma:selection=random;region=global",
+                    "toma:selection=facility-location;region=global",
+                    "toma:selection=facility-location;region=stripe",
+                    "toma:selection=facility-location;region=tile",
+                ),
+                (0.5,),
+            ),
+        ),
+        # Table 3, the number of tiles. "50 recompute steps" of 50: everything anew in every step.
+        "table3": ((tuple(f"toma:num_regions={count};{_EVERY_STEP}" for count in (4, 16, 64, 256)), (0.5,)),),
+        # Table 6, unmerging, under the same conditions.
+        "table6": ((tuple(f"toma:unmerge={how};{_EVERY_STEP}" for how in ("transpose", "pseudo-inverse")), (0.5,)),),
+        # Table 7, how often destinations and weights are computed. The paper chooses 10 and 5.
+        "table7": (
+            (
+                tuple(
+                    f"toma:select_every={select};reweigh_every={reweigh}"
+                    for select, reweigh in ((1, 1), (10, 1), (10, 5), (10, 10))
+                ),
+                (0.5,),
+            ),
+        ),
+        # Table 9, all methods. ToDo has one ratio only.
+        "table9": (
+            (("toma", "toma-stripe", "toma-tile", "toma-once", "tomesd", "tofu"), RATIOS),
+            (("todo",), (0.75,)),
+        ),
+        # Table 10, Flux. What Flux wants otherwise, such as blocks to leave alone, is filled in for the model.
+        "table10": ((("toma",), RATIOS),),
+    }
+)
+"""The rows of the paper's tables: methods with their settings, and the ratios of each.
+
+The texts that we have give the tables' captions and what is said about them; of the figures only Table 10's are there.
+Where a row is not spelled out, it is what that text speaks of."""
+
+
+def merged_variants(model: Any, methods: Iterable[Method], ratios: Iterable[float]) -> list[Variant]:
+    """One for each method and ratio, with the settings that `apply_toma` arrives at for this model."""
+    cells = [comparison.cell for comparison in compare(model, methods, ratios, (), bounds=())]
+    return [Variant(cell.method, cell.config, cell.overrides) for cell in cells]
+
+
+def paper_variants(model: Any, table: str) -> tuple[list[Variant], list[str]]:
+    """The rows of one of the paper's tables on this model; and for each that it cannot have, why."""
+    if table not in PAPER:
+        raise ValueError(f"{table!r} is not one of the paper's tables here: use one of {', '.join(PAPER)}.")
+    variants: list[Variant] = []
+    left_out = []
+    for methods, ratios in PAPER[table]:
+        for text in methods:
+            try:
+                variants += merged_variants(model, [Method.parse(text)], ratios)
+            except ValueError as error:
+                left_out.append(f"{text}: {error}")
+    if not variants:
+        raise ValueError(f"no row of {table} can be had on this model: {left_out[0]}")
+    return variants, left_out

@@ -1,0 +1,93 @@
+"""Figure 4 of the paper: how many of a step's destinations were destinations already at the start of its ten steps.
+
+The more, the less is lost by choosing them once for all ten.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from toma_diffusion.config import ToMAConfig
+from toma_diffusion.core import Action, MergePlan
+from toma_diffusion.inspection.watch import Sight
+
+INTERVAL = 10
+"""Steps after which the paper chooses anew."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One point of the figure."""
+
+    block: str
+    kind: str
+    step: int
+    share: float
+    """Of the destinations of this step, those that were chosen in the first step of its interval too."""
+
+
+@dataclass(eq=False)
+class OverlapRecorder:
+    """Chooses destinations in every block and step, as if each chose for itself. Give it to `watch`."""
+
+    config: ToMAConfig
+    shares: list[Share] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._first: dict[str, set[int]] = {}
+
+    def __call__(self, sight: Sight) -> None:
+        """Compare the block's destinations with those of the interval's first step."""
+        plan = MergePlan(sight.grid, self.config, batch_size=1, dtype=sight.tokens.dtype, device=sight.tokens.device)
+        plan.update(sight.tokens[None], Action.SELECT)
+        chosen = set(plan.positions[0].tolist())
+        if sight.step % INTERVAL == 0:
+            self._first[sight.block] = chosen
+        share = len(chosen & self._first[sight.block]) / len(chosen)
+        self.shares.append(Share(sight.block, sight.kind, sight.step, share))
+
+
+def write_rows(shares: list[Share], facts: dict[str, object], path: Path) -> None:
+    """One CSV row a point, with `facts` about the run in each."""
+    rows = [
+        {"block": point.block, "kind": point.kind, "step": point.step, "share": round(point.share, 4), **facts}
+        for point in shares
+    ]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def draw_overlap(shares: list[Share], config: ToMAConfig, title: str, path: Path) -> None:
+    """One curve a block; what chance alone would share is dashed."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    kinds = list(dict.fromkeys(point.kind for point in shares))
+    figure = Figure(figsize=(9, 1 + 3.2 * len(kinds)), layout="constrained")
+    figure.suptitle(title, fontsize=12)
+    axes: Any = figure.subplots(len(kinds), 1, squeeze=False, sharex=True)
+    for axis, kind in zip(axes[:, 0], kinds, strict=True):
+        blocks = list(dict.fromkeys(point.block for point in shares if point.kind == kind))
+        for index, block in enumerate(blocks):
+            color = colormaps["viridis"](index / max(1, len(blocks) - 1) * 0.9)
+            points = [point for point in shares if point.block == block]
+            for start, interval in groupby(points, key=lambda point: point.step // INTERVAL):
+                steps, kept = zip(*((point.step, point.share) for point in interval), strict=True)
+                axis.plot(steps, kept, ".-", color=color, lw=1.2, label=block if start == 0 else None)
+        axis.axhline(1 - config.ratio, color="#888888", ls="--", lw=1)
+        axis.annotate("by chance", (0, 1 - config.ratio), xytext=(2, 3), textcoords="offset points", color="#666666")
+        axis.set(ylabel="share of destinations kept", ylim=(0, 1.03), title=kind)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(
+            fontsize=6.5, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), ncols=1 + len(blocks) // 24
+        )
+    axes[-1, 0].set_xlabel(f"step (compared with the first of each {INTERVAL})")
+    figure.savefig(path, dpi=130)

@@ -1,0 +1,86 @@
+"""How good an image is, and how near to another: one family of metrics a file. Imported only when used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from toma_diffusion.metrics.base import ImageMetric, JointMetric, Sample, UnavailableError
+from toma_diffusion.metrics.features import CLIP, DINO, ClipT, Dino
+from toma_diffusion.metrics.inception import Inception
+from toma_diffusion.metrics.lpips import Lpips
+from toma_diffusion.metrics.pixels import Mse, Psnr, Ssim
+
+__all__ = [
+    "IMAGE_METRICS",
+    "JOINT_METRICS",
+    "METRICS",
+    "ImageMetric",
+    "JointMetric",
+    "MetricSet",
+    "Sample",
+    "UnavailableError",
+    "Weights",
+    "open_metrics",
+]
+
+IMAGE_METRICS = ("mse", "psnr", "ssim", "lpips", "dino", "clip_t")
+JOINT_METRICS = ("fid", "kid")
+METRICS = (*IMAGE_METRICS, *JOINT_METRICS)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Where the metrics that need something find it."""
+
+    lpips: Path | None = None
+    """A .safetensors file."""
+    inception: Path | None = None
+    """A TorchScript file."""
+    real_images: Path | None = None
+    """A folder, searched with all folders in it."""
+    dino: str = DINO
+    """A local folder or a hub id, as `clip`."""
+    clip: str = CLIP
+
+
+@dataclass
+class MetricSet:
+    """The metrics that can be computed here, and why others cannot."""
+
+    image: list[ImageMetric] = field(default_factory=list)
+    joint: list[JointMetric] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    """One sentence for each that was asked for and cannot be had."""
+
+
+def open_metrics(names: Iterable[str], weights: Weights, device: torch.device) -> MetricSet:
+    """Load what the metrics need. One that cannot be loaded is noted, and the others go on."""
+    wanted = list(dict.fromkeys(names))
+    for name in wanted:
+        if name not in METRICS:
+            raise ValueError(f"metric {name!r} is not known: use some of {', '.join(METRICS)}.")
+    openers: dict[str, Callable[[], ImageMetric]] = {
+        "mse": Mse,
+        "psnr": Psnr,
+        "ssim": Ssim,
+        "lpips": lambda: Lpips(weights.lpips, device),
+        "dino": lambda: Dino(weights.dino, device),
+        "clip_t": lambda: ClipT(weights.clip, device),
+    }
+    found = MetricSet()
+    for name in (name for name in wanted if name in openers):
+        try:
+            found.image.append(openers[name]())
+        except UnavailableError as error:
+            found.missing.append(str(error))
+    joint = [name for name in wanted if name in JOINT_METRICS]
+    if joint:
+        try:
+            found.joint.append(Inception(joint, weights.inception, weights.real_images, device))
+        except UnavailableError as error:
+            found.missing.append(str(error))
+    return found

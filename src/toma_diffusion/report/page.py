@@ -1,0 +1,138 @@
+"""From the folder of a run to one HTML page that needs nothing else: no network, no files beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from toma_diffusion.evaluation.folder import RunFolder, write_atomically
+from toma_diffusion.evaluation.plan import Item
+from toma_diffusion.evaluation.table import FORMATS, HEADINGS
+from toma_diffusion.report.paper_table import paper_table
+from toma_diffusion.report.pictures import data_uri
+from toma_diffusion.report.plots import legend, speed_against_quality
+
+REPORT = "report.html"
+MERGE_MAP = "merge-map.png"
+"""A picture of what merges into what; shown if the folder has one."""
+ASSETS = Path(__file__).with_name("assets")
+MOST_ITEMS = 12
+"""Rows of images on a page; with more it would take long to load. They are spread over the run evenly."""
+LARGEST_IMAGE, LARGEST_MAP = 512, 1400
+"""Sides in pixels, of what is shown."""
+CAPTION_METRICS = ("psnr", "lpips", "clip_t")
+"""What stands below an image, of the metrics that it has."""
+MEANINGS: Mapping[str, str] = {
+    "mse": "mean squared error to the unmerged image, of values from 0 to 255",
+    "psnr": "peak signal-to-noise ratio to the unmerged image, in dB",
+    "ssim": "structural similarity to the unmerged image",
+    "lpips": "perceptual distance to the unmerged image (AlexNet)",
+    "dino": "distance of DINO features to those of the unmerged image",
+    "clip_t": "how well the image fits its prompt, by CLIP",
+    "fid": "Fréchet distance of Inception features to those of real images",
+    "kid": "kernel distance of Inception features to those of real images",
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image of the page."""
+
+    title: str
+    """The variant's."""
+    alt: str
+    uri: str
+    width: int
+    height: int
+    figures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """All variants of one prompt and seed; the unmerged image comes first."""
+
+    prompt: str
+    seed: int
+    pictures: tuple[Picture, ...]
+
+
+def write_report(folder: RunFolder, output: Path | None = None) -> Path:
+    """Write the page, `report.html` in the folder if not told otherwise, and say where it is."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    rows = folder.table()
+    if not rows:
+        raise ValueError(f"{str(folder.path)!r} has no table yet: finish the run with `toma eval` first.")
+    table = paper_table(folder.plan.variants, rows)
+    shown = choose_items(folder)
+    environment = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined)
+    page = environment.get_template("page.html.j2").render(
+        plan=folder.plan,
+        facts=asdict(folder.facts),
+        date=folder.date,
+        images=len(folder.plan.items),
+        resolution=rows[0]["resolution"],
+        table=table,
+        plots=speed_against_quality(table),
+        legend=legend(table),
+        rows=[_row(folder, item) for item in shown],
+        first_merged=next((i for i, each in enumerate(folder.plan.variants) if each.config is not None), 1),
+        merge_map=_merge_map(folder.path / MERGE_MAP),
+        configs=[(variant.title, variant.slug, _configuration(variant.config)) for variant in folder.plan.variants],
+        meanings=[(HEADINGS[name], MEANINGS[name]) for name in table.columns if name in MEANINGS],
+        sources=_sources(rows),
+        css=(ASSETS / "page.css").read_text(encoding="utf-8"),
+        script=(ASSETS / "page.js").read_text(encoding="utf-8"),
+    )
+    path = output or folder.path / REPORT
+    write_atomically(path, page)
+    return path
+
+
+def choose_items(folder: RunFolder) -> list[Item]:
+    """The items to show, of those that all variants have an image of."""
+    plan = folder.plan
+    drawn = [item for item in plan.items if all(folder.image_path(each, item).exists() for each in plan.variants)]
+    if len(drawn) <= MOST_ITEMS:
+        return drawn
+    return [drawn[index * len(drawn) // MOST_ITEMS] for index in range(MOST_ITEMS)]
+
+
+def _row(folder: RunFolder, item: Item) -> Row:
+    pictures = []
+    for variant in folder.plan.variants:
+        uri, width, height = data_uri(folder.image_path(variant, item), LARGEST_IMAGE)
+        figures = _figures(folder.item_scores(variant, item).values)
+        pictures.append(Picture(variant.title, f"{item.prompt}: {variant.title}", uri, width, height, figures))
+    return Row(item.prompt, item.seed, tuple(pictures))
+
+
+def _figures(values: Mapping[str, float]) -> tuple[str, ...]:
+    found = [f"{values['seconds']:.3g} s"] if "seconds" in values else []
+    for name in CAPTION_METRICS:
+        if name in values:
+            unit = " dB" if name == "psnr" else ""
+            found.append(f"{HEADINGS[name].rstrip(' ↑↓')} {values[name]:{FORMATS[name]}}{unit}")
+    return tuple(found)
+
+
+def _merge_map(path: Path) -> Picture | None:
+    if not path.exists():
+        return None
+    uri, width, height = data_uri(path, LARGEST_MAP)
+    return Picture("", "which tokens are destinations, and which were merged into which", uri, width, height, ())
+
+
+def _configuration(config: Any) -> str:
+    return "nothing is merged" if config is None else json.dumps(config.to_dict(), indent=2)
+
+
+def _sources(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Where the metrics' weights come from, as the table tells."""
+    found: dict[str, str] = {}
+    for row in rows:
+        found |= json.loads(row["sources"] or "{}")
+    return found

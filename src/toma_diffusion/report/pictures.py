@@ -1,0 +1,22 @@
+"""Images as text, so that a page carries them itself."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+QUALITY = 88
+"""Of WebP. A 256-pixel image then takes some 8 KiB instead of 90, and differences between methods stay visible."""
+
+
+def data_uri(path: Path, most: int) -> tuple[str, int, int]:
+    """The image of a file, shrunk to at most so many pixels a side, as a `data:` address; its width and height."""
+    from PIL import Image
+
+    with Image.open(path) as opened:
+        image = opened.convert("RGB")
+    image.thumbnail((most, most), Image.Resampling.LANCZOS)
+    written = io.BytesIO()
+    image.save(written, format="WEBP", quality=QUALITY, method=4)
+    return f"data:image/webp;base64,{base64.b64encode(written.getvalue()).decode()}", image.width, image.height

@@ -1,0 +1,141 @@
+"""Speed against quality, a curve for each method: the paper's Figure 5, as SVG that goes with light and dark pages."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toma_diffusion.report.paper_table import LABELS, Line, Method, PaperTable, is_better_low
+
+_INK = "#010203"
+"""Stands for the page's own text colour until the SVG is written."""
+_COLORS = ("#2b7fd4", "#d9622b", "#2a9d6f", "#b04fc4", "#c43b52", "#8a7a1f", "#2f9fb3", "#7d6ad6")
+_MARKERS = "os^DvPXh"
+_SIGNS = "●■▲◆▼✚✖⬢"
+"""The markers as letters, for the legend."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One entry of the legend that all plots of a page share."""
+
+    name: str
+    sign: str
+    color: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One picture."""
+
+    column: str
+    svg: str
+    description: str
+    """The same in words, for those who cannot see it."""
+
+
+def speed_against_quality(table: PaperTable) -> list[Plot]:
+    """A plot for every metric that has figures."""
+    metrics = [column for column in table.columns if column not in ("seconds", "speedup")]
+    return [plot for column in metrics if (plot := _plot(table, column)) is not None]
+
+
+def legend(table: PaperTable) -> list[Key]:
+    """Which sign and colour each merged method has."""
+    merged = [method.title for method in table.methods if method.is_merged]
+    return [Key(name, _SIGNS[index % len(_SIGNS)], _COLORS[index % len(_COLORS)]) for index, name in enumerate(merged)]
+
+
+def _plot(table: PaperTable, column: str) -> Plot | None:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    merged = [method for method in table.methods if method.is_merged]
+    curves = {method.title: _points(table, method, column) for method in merged}
+    if not any(curves.values()):
+        return None
+    style = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": column,  # equal pages for equal runs, and no two pictures that share their ids
+        "font.size": 9,
+        **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
+    }
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(4.7, 3.5), layout="constrained")
+        figure.patch.set_alpha(0)
+        axis: Any = figure.add_subplot()
+        axis.patch.set_alpha(0)
+        for index, points in enumerate(curves.values()):
+            _draw_curve(axis, points, index)
+        _draw_unmerged(axis, table, column)
+        axis.set(xlabel="seconds an image (left is faster)", ylabel=_axis_label(column))
+        axis.margins(0.12)
+        axis.grid(color=_INK, alpha=0.12, lw=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+        written = io.StringIO()
+        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
+    return Plot(column, _inline(written.getvalue(), column), _describe(column, curves))
+
+
+def _points(table: PaperTable, method: Method, column: str) -> list[tuple[float, float, str]]:
+    """(seconds, figure, ratio) of every line that has both."""
+    seconds, figure = table.columns.index("seconds"), table.columns.index(column)
+    points = []
+    for line in method.lines:
+        x, y = line.cells[seconds].value, line.cells[figure].value
+        if x is not None and y is not None and math.isfinite(y):
+            points.append((x, y, line.ratio))
+    return sorted(points, key=lambda point: point[2])
+
+
+def _draw_curve(axis: Any, points: Sequence[tuple[float, float, str]], index: int) -> None:
+    color, marker = _COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)]
+    axis.plot([x for x, _, _ in points], [y for _, y, _ in points], marker=marker, ms=6, color=color)
+    for x, y, ratio in points[-1:]:  # at all points they would lie on top of each other
+        axis.annotate(ratio, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8, color=color)
+
+
+def _draw_unmerged(axis: Any, table: PaperTable, column: str) -> None:
+    """The baseline: a point where it has a figure, else only its time; and the noise floor, where it has one."""
+    baseline, *others = [method for method in table.methods if not method.is_merged]
+    points = _points(table, baseline, column)
+    if points:
+        axis.plot(points[0][0], points[0][1], marker="*", ms=11, color=_INK)
+    elif (seconds := _value(table, baseline.lines[0], "seconds")) is not None:
+        axis.axvline(seconds, color=_INK, ls=":", lw=1.2)
+    for method in others:
+        floor = _value(table, method.lines[0], column)
+        low, high = axis.get_ylim()
+        if floor is not None and low <= floor <= high:
+            axis.axhline(floor, color=_INK, ls="--", lw=1)
+
+
+def _value(table: PaperTable, line: Line, column: str) -> float | None:
+    return line.cells[table.columns.index(column)].value if column in table.columns else None
+
+
+def _axis_label(column: str) -> str:
+    name = LABELS[column].rstrip(" ↑↓")
+    return f"{name} ({'lower' if is_better_low(column) else 'higher'} is better)"
+
+
+def _describe(column: str, curves: dict[str, list[tuple[float, float, str]]]) -> str:
+    told = "; ".join(
+        f"{name}: " + ", ".join(f"{y:.4g} in {x:.3g} s at ratio {ratio}" for x, y, ratio in points)
+        for name, points in curves.items()
+        if points
+    )
+    return f"{_axis_label(column)} against seconds an image. {told}."
+
+
+def _inline(svg: str, column: str) -> str:
+    """Without the file's head, in the page's text colour, scaled by the page, with ids of its own."""
+    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="', f'id="{column}-', svg)
+    svg = re.sub(r'(url\(|href=")#', rf"\g<1>#{column}-", svg)
+    return re.sub(r'<svg width="[^"]*" height="[^"]*"|<svg height="[^"]*"', "<svg", svg, count=1)

@@ -1,0 +1,70 @@
+"""`toma generate`."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_text import pipeline_folder
+from typer.testing import CliRunner
+
+from toma_diffusion import ToMAConfig
+from toma_diffusion.cli import app
+from toma_diffusion.generation import Drawing, draw, load_pipeline, read_settings
+
+
+def invoke(*arguments: str):
+    model = ["--model", str(pipeline_folder()), "--device", "cpu", "--steps", "2"]
+    return CliRunner().invoke(app, ["generate", "a red apple", *model, *arguments], env={"COLUMNS": "300"})
+
+
+def test_the_image_and_all_its_settings(tmp_path):
+    output = tmp_path / "new" / "apple.png"
+    result = invoke("--preset", "fast:num_regions=4", "--ratio", "0.25", "--seed", "3", "--output", str(output))
+    assert result.exit_code == 0, result.output
+    assert "ToMA, ratio 0.25, level 0: 64 → 48 tokens (4 tiles of 4×4) in 3 blocks" in result.output
+    assert " s with merging" in result.output
+    settings = read_settings(output)
+    assert settings["prompt"] == "a red apple"
+    assert (settings["seed"], settings["steps"], settings["method"]) == (3, 2, "fast:num_regions=4")
+    assert ToMAConfig.from_dict(settings["config"]) == ToMAConfig.from_preset("fast", num_regions=4, ratio=0.25)
+    assert settings["torch"]
+    assert Image.open(output).size == (64, 64)
+
+
+def test_compared_with_the_unmerged_image(tmp_path):
+    output = tmp_path / "both.png"
+    result = invoke("--compare", "--output", str(output))
+    assert result.exit_code == 0, result.output
+    assert " s without merging" in result.output
+    assert "× as fast, PSNR " in result.output
+    sheet = np.asarray(Image.open(output).convert("RGB"))
+    whole = np.asarray(draw(load_pipeline(str(pipeline_folder()), "cpu"), Drawing("a red apple", steps=2)))
+    assert np.array_equal(sheet[8:72, 8:72], whole)
+    assert not np.array_equal(sheet[8:72, 80:144], whole)
+    assert float(read_settings(output)["psnr"]) > 0
+
+
+def test_other_methods_and_their_own_ratio(tmp_path):
+    result = invoke("--preset", "todo", "--output", str(tmp_path / "image.png"))
+    assert result.exit_code == 0, result.output
+    assert read_settings(tmp_path / "image.png")["config"]["ratio"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output", "image.jpg"], "'image.jpg' is not a PNG file"),
+        (["--ratio", "1.5"], "ratio=1.5 is not allowed"),
+        (["--preset", "fats"], "Did you mean 'fast'?"),
+        (["--preset", "todo", "--ratio", "0.5"], "ratio=0.5 is not allowed"),
+        (["--steps", "0"], "steps=0 is not allowed"),
+        (["--model", "nowhere"], "'nowhere' is not known"),
+        (["--dtype", "half"], "'half' is not known"),
+        (["--device", "gpu"], "device 'gpu' is not known"),
+    ],
+)
+def test_wrong_input_is_quoted(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not list(tmp_path.iterdir())

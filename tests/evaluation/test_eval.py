@@ -1,0 +1,249 @@
+"""The command `toma eval` on a tiny pipeline: its table, and what is left of a run that is killed."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from PIL import Image
+from tiny_text import PROMPTS, pipeline_folder
+from tiny_weights import inception_file, lpips_file
+from typer.testing import CliRunner
+
+from toma_diffusion.cli import app
+from toma_diffusion.evaluation import RunFolder
+from toma_diffusion.generation import read_settings
+
+SRC = Path(__file__).parents[2] / "src"
+STEPS = 8
+TIMES = ("seconds", "speedup", "date")
+"""Columns in which two runs of the same command may differ."""
+METRICS = "mse,psnr,ssim,lpips,fid,kid"
+IMAGES = 2 * len(PROMPTS) * 5
+
+
+@pytest.fixture(scope="session")
+def given(tmp_path_factory):
+    """What a user has: prompts, weights, real images."""
+    folder = tmp_path_factory.mktemp("given")
+    (folder / "prompts.txt").write_text("\n".join(PROMPTS))
+    (folder / "real").mkdir()
+    for level in (60, 120, 180):
+        Image.new("RGB", (64, 64), (level, 100, 255 - level)).save(folder / "real" / f"{level}.png")
+    lpips_file(folder)
+    inception_file(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def command(given):
+    """The arguments of `toma eval`. ToMeSD is among them because it draws at random."""
+    return lambda output, *more: [
+        *("eval", "--device", "cpu", "--model", str(pipeline_folder()), "--prompts", str(given / "prompts.txt")),
+        *(
+            "--seeds",
+            "0,1",
+            "--steps",
+            str(STEPS),
+            "--methods",
+            "fast:num_regions=4,tomesd,todo",
+            "--ratios",
+            "0.5,0.75",
+        ),
+        *("--metrics", METRICS, "--lpips-weights", str(given / "lpips.safetensors")),
+        *("--inception-weights", str(given / "features.pt"), "--real-images", str(given / "real")),
+        *("--output", str(output), *more),
+    ]
+
+
+def invoke(arguments):
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+
+
+@pytest.fixture(scope="session")
+def whole(command, tmp_path_factory):
+    """A run that nothing happened to."""
+    output = tmp_path_factory.mktemp("eval") / "whole"
+    result = invoke(command(output))
+    assert result.exit_code == 0, result.output
+    return output, result.output
+
+
+def lasting(output: Path) -> list[dict[str, str]]:
+    """The table without what depends on the clock."""
+    with (output / "table.csv").open(newline="") as file:
+        return [{name: value for name, value in row.items() if name not in TIMES} for row in csv.DictReader(file)]
+
+
+def run(command: list[str]) -> subprocess.Popen:
+    environment = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def wait_for(process: subprocess.Popen, output: Path, pattern: str, count: int) -> None:
+    """Until there are so many files."""
+    for _ in range(6000):
+        if len(list(output.glob(pattern))) >= count:
+            return
+        assert process.poll() is None, "it ended too early"
+        time.sleep(0.01)
+    raise TimeoutError(pattern)
+
+
+def times_of(output: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in output.glob("images/*/*.png")}
+
+
+class TestTable:
+    def test_one_row_a_variant(self, whole):
+        rows = lasting(whole[0])
+        assert [(row["method"], row["ratio"]) for row in rows] == [
+            ("baseline", ""),
+            ("noise floor", ""),
+            ("fast", "0.5"),
+            ("fast", "0.75"),
+            ("tomesd", "0.5"),
+            ("tomesd", "0.75"),
+            ("todo", "0.75"),
+        ]
+        assert {row["images"] for row in rows} == {"6"}
+        assert {row["resolution"] for row in rows} == {"64x64"}
+        assert rows[2]["settings"] == '{"num_regions":4}'
+
+    def test_figures(self, whole):
+        baseline, floor, half, more, *_ = RunFolder(whole[0]).table()
+        assert baseline["speedup"] == "1.0000"
+        assert {baseline[name] for name in ("mse", "psnr", "ssim", "lpips", "dino", "clip_t")} == {""}
+        assert baseline["fid"]
+        assert float(floor["mse"]) < 0.5 < float(half["mse"]) < float(more["mse"])
+        assert float(floor["lpips"]) < float(half["lpips"])
+        assert half["sources"].startswith('{"fid":"features.pt ')
+        assert '"lpips":"lpips.safetensors ' in half["sources"]
+
+    def test_figures_are_means_of_the_images(self, whole):
+        folder = RunFolder(whole[0])
+        variant = folder.plan.variants[2]
+        scores = folder.scores(variant)
+        assert list(scores) == [item.name for item in folder.plan.items]
+        expected = sum(each["mse"] for each in scores.values()) / 6
+        assert float(folder.table()[2]["mse"]) == pytest.approx(expected, rel=1e-4)
+
+    def test_images_say_how_they_were_drawn(self, whole):
+        folder = RunFolder(whole[0])
+        variant, item = folder.plan.variants[3], folder.plan.items[5]
+        settings = read_settings(folder.image_path(variant, item))
+        assert (settings["prompt"], settings["seed"], settings["steps"]) == (item.prompt, item.seed, STEPS)
+        assert settings["variant"]["config"]["ratio"] == 0.75
+        assert settings["seconds"] == folder.scores(variant)[item.name]["seconds"]
+
+    def test_what_is_printed(self, whole):
+        assert "Left out: todo cannot have ratio 0.5." in whole[1]
+        for text in ("6 images of 64x64", "noise floor", "fast 0.75, num_regions=4", "LPIPS ↓"):
+            assert text in whole[1]
+
+
+class TestAgain:
+    def test_nothing_is_done_twice(self, whole, command):
+        before, rows = times_of(whole[0]), RunFolder(whole[0]).table()
+        assert invoke(command(whole[0])).exit_code == 0
+        assert times_of(whole[0]) == before
+        assert RunFolder(whole[0]).table() == rows
+
+    def test_weights_may_come_later(self, command, tmp_path, given):
+        arguments = command(tmp_path / "run")
+        here = arguments.index("--lpips-weights") + 1
+        few = ["--methods", "fast", "--ratios", "0.5", "--seeds", "0", "--steps", "1", "--metrics", "psnr,lpips"]
+        first = invoke([*arguments[:here], str(given / "gone"), *arguments[here + 1 :], *few])
+        assert first.exit_code == 0, first.output
+        assert "Left out: lpips: there is no file" in first.output
+        without = RunFolder(tmp_path / "run").table()[2]
+        assert (without["lpips"], bool(without["psnr"])) == ("", True)
+        assert invoke([*arguments, *few]).exit_code == 0
+        table = RunFolder(tmp_path / "run").table()[2]
+        assert table["lpips"]
+        assert table["psnr"] == without["psnr"]
+
+    def test_other_settings_are_refused(self, whole, command):
+        result = invoke(command(whole[0], "--guidance", "3"))
+        assert result.exit_code == 2
+        assert "Its guidance is None, now 3.0 is asked for" in " ".join(result.output.replace("│", "").split())
+
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            (("--paper", "table3"), "--paper table3 sets methods and ratios"),
+            (("--protocol", "paper"), "--protocol paper sets the seeds"),
+            (("--metrics", "vmaf"), "metric 'vmaf' is not known"),
+            (("--size", "100"), "resolution '100' is not allowed"),
+            (("--device", "gpu"), "device 'gpu' is not known"),
+        ],
+    )
+    def test_mistakes_are_named(self, more, message, command, tmp_path):
+        result = invoke(command(tmp_path / "run", *more))
+        assert result.exit_code == 2
+        assert message in " ".join(result.output.replace("│", "").split())
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_table_of_the_paper(command, tmp_path):
+    arguments = [*command(tmp_path / "run")]
+    for option in ("--methods", "--ratios"):
+        here = arguments.index(option)
+        del arguments[here : here + 2]
+    result = invoke([*arguments, "--paper", "table6", "--steps", "1", "--seeds", "0", "--metrics", "mse"])
+    assert result.exit_code == 0, result.output
+    folder = RunFolder(tmp_path / "run")
+    assert folder.plan.paper == "table6"
+    assert ["transpose" in folder.table()[2]["settings"], "pseudo-inverse" in folder.table()[3]["settings"]] == [
+        True
+    ] * 2
+
+
+def test_killed_runs_are_finished_with_the_same_table(whole, command, tmp_path):
+    output = tmp_path / "run"
+    for pattern, count in (("images/*/*.png", IMAGES // 3), ("scores/*/*.json", 3)):
+        process = run([sys.executable, "-m", "toma_diffusion.cli", *command(output)])
+        wait_for(process, output, pattern, count)
+        before = times_of(output)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (output / "table.csv").exists()
+    result = invoke(command(output))
+    assert result.exit_code == 0, result.output
+    assert before.items() <= times_of(output).items()  # what was there was not drawn again
+    assert lasting(output) == lasting(whole[0])
+
+
+def test_two_processes_one_of_them_killed(whole, command, tmp_path):
+    output = tmp_path / "run"
+    launch = [
+        # Accelerate's own --cpu starts one process only, unless MPI starts it; --device cpu among ours gives gloo.
+        *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"),
+        *(
+            "--num_machines",
+            "1",
+            "--mixed_precision",
+            "no",
+            "--dynamo_backend",
+            "no",
+            "--main_process_port",
+            "0",
+            "--monitor_interval",
+            "0.2",
+        ),
+        *("-m", "toma_diffusion.cli", *command(output)),
+    ]
+    launcher = run(launch)
+    wait_for(launcher, output, "images/*/*.png", 4)
+    workers = [child for child in psutil.Process(launcher.pid).children() if "LOCAL_RANK" in child.environ()]
+    assert {worker.environ()["LOCAL_RANK"] for worker in workers} == {"0", "1"}
+    next(worker for worker in workers if worker.environ()["LOCAL_RANK"] == "1").kill()
+    assert launcher.wait() != 0
+    assert not (output / "table.csv").exists()
+    assert run(launch).wait() == 0
+    assert lasting(output) == lasting(whole[0])

@@ -1,0 +1,136 @@
+"""Items, variants and plans, and the folder that holds them."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from toma_diffusion import ToDoConfig, ToMAConfig, ToMeSDConfig
+from toma_diffusion.bench.records import Facts
+from toma_diffusion.evaluation import BASELINE, NOISE_FLOOR, Item, Plan, RunFolder, Scores, Variant
+
+FACTS = Facts("cpu", "2.13", "0.42", "", "0.1", "abcdef")
+FINE = Variant("toma", ToMAConfig(num_regions=256, scale=math.inf), ("num_regions", "scale"))
+PLAN = Plan(
+    model="bundled",
+    prompts=("a red apple", "a blue shoe"),
+    seeds=(0, 7),
+    variants=(
+        Variant(BASELINE),
+        Variant(NOISE_FLOOR),
+        Variant("toma", ToMAConfig()),
+        FINE,
+        Variant("todo", ToDoConfig()),
+    ),
+    metrics=("psnr",),
+    steps=3,
+)
+
+
+class TestNames:
+    def test_items(self):
+        assert [item.name for item in PLAN.items] == ["p0000-s0", "p0000-s7", "p0001-s0", "p0001-s7"]
+
+    def test_slugs_are_short_and_differ(self):
+        slugs = [variant.slug for variant in PLAN.variants]
+        assert slugs[:3] == ["baseline", "noise-floor", "toma-0.5"]
+        assert slugs[3].startswith("toma-0.5-")
+        assert len(set(slugs)) == len(slugs)
+
+    def test_titles_say_what_was_asked_for(self):
+        assert [variant.title for variant in PLAN.variants][1:4] == [
+            "noise floor",
+            "toma 0.5",
+            "toma 0.5, num_regions=256, scale=inf",
+        ]
+
+    def test_columns_are_those_of_the_benchmark(self):
+        assert FINE.key == {
+            "method": "toma",
+            "settings": '{"num_regions":256,"scale":"inf"}',
+            "scope": "module",
+            "assign": "local",
+            "ratio": "0.5",
+        }
+
+
+class TestPlan:
+    def test_json_and_back(self):
+        assert Plan.from_dict(json.loads(json.dumps(PLAN.to_dict()))) == PLAN
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"prompts": ()}, "at least one prompt"),
+            ({"steps": 0}, "steps=0"),
+            ({"seeds": (1, 1)}, "seed 1 is given twice"),
+            ({"variants": (Variant("toma", ToMAConfig()),)}, "must be the baseline"),
+            (
+                {"variants": (Variant(BASELINE), FINE, FINE)},
+                "'toma 0.5, num_regions=256, scale=inf' is asked for twice",
+            ),
+        ],
+    )
+    def test_mistakes_are_named(self, changes, message):
+        with pytest.raises(ValueError, match=message):
+            replace(PLAN, **changes)
+
+
+class TestFolder:
+    def test_opens_what_was_started(self, tmp_path):
+        started = RunFolder.start(tmp_path / "run", PLAN, FACTS)
+        opened = RunFolder(tmp_path / "run")
+        assert (opened.plan, opened.facts, opened.date) == (PLAN, FACTS, started.date)
+        assert opened.missing(FINE) == PLAN.items
+        assert opened.table() == []
+
+    def test_is_no_run(self, tmp_path):
+        with pytest.raises(ValueError, match=r"is not a run of `toma eval`: it has no run\.json"):
+            RunFolder(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"steps": 4}, "Its steps is 3, now 4 is asked for"),
+            ({"prompts": (*PLAN.prompts, "a tree")}, "1 prompts asked for now are not in it, as 'a tree'"),
+            ({"seeds": (7, 0)}, "The seeds have another order"),
+            ({"variants": PLAN.variants[:-1]}, "1 of its variants are not asked for now, as 'todo 0.75'"),
+            (
+                {"variants": (*PLAN.variants[:-1], Variant("todo", ToDoConfig(window=(0.2, 1.0))))},
+                "the same names, but other settings",
+            ),
+        ],
+    )
+    def test_another_run_is_refused_and_the_difference_named(self, changes, message, tmp_path):
+        RunFolder.start(tmp_path, PLAN, FACTS)
+        with pytest.raises(ValueError, match=message):
+            RunFolder.start(tmp_path, replace(PLAN, **changes), FACTS)
+
+    def test_another_version_is_refused(self, tmp_path):
+        RunFolder.start(tmp_path, PLAN, FACTS)
+        with pytest.raises(ValueError, match=r"Its torch is '2\.13', now '2\.14' is asked for"):
+            RunFolder.start(tmp_path, PLAN, replace(FACTS, torch="2.14"))
+
+    def test_scores_come_back_infinity_and_all(self, tmp_path):
+        folder = RunFolder.start(tmp_path, PLAN, FACTS)
+        item = PLAN.items[1]
+        scores = Scores({"psnr": math.inf, "lpips": 0.1}, {"lpips": "weights 1"})
+        folder.write_item_scores(FINE, item, scores)
+        folder.write_joint_scores(FINE, Scores({"fid": 2.0}, {"fid": "weights 2"}))
+        assert folder.item_scores(FINE, item) == scores
+        assert folder.scores(FINE) == {item.name: scores.values}
+        assert folder.joint_scores(FINE).values == {"fid": 2.0}
+        assert folder.item_scores(FINE, Item(0, "a red apple", 0)).values == {}
+        assert "Infinity" not in "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+
+    def test_weights_tell_scores_apart(self):
+        scores = Scores({"psnr": 1.0, "lpips": 0.1}, {"psnr": "", "lpips": "weights 1"})
+        assert scores.has("psnr", "")
+        assert scores.has("lpips", "weights 1")
+        assert not scores.has("lpips", "weights 2")
+        assert not scores.has("dino", "")
+
+    def test_other_methods_keep_their_kind(self):
+        variant = Variant("tomesd", ToMeSDConfig(ratio=0.25))
+        assert Variant.from_dict(variant.to_dict()) == variant
