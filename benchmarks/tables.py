@@ -1,4 +1,4 @@
-"""Write the tables of docs/speed.md anew from the rows in benchmarks/results/. A test holds the page to them."""
+"""Write the tables of docs/ anew from the rows in benchmarks/results/. A test holds the pages to them."""
 
 import csv
 import re
@@ -7,7 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "speed.md"
+PAGES = [ROOT / "docs" / name for name in ("speed.md", "other-methods.md")]
+METHODS = ("tomesd", "tofu", "todo", "toma", "toma-stripe", "toma-tile", "toma-once", "fast", "lower-bound")
+"""In the order of the paper's Tables 1 and 9, ours after them."""
 Row = dict[str, str]
 
 
@@ -25,13 +27,35 @@ def denoiser_table() -> str:
     rows = [row for row in read("denoiser_h200.csv") if row["method"] not in ("baseline", "lower-bound", "floor")]
     for group, members in groupby(rows, key=_group):
         for row in members:
-            hard = ", hard" if '"scale":"inf"' in row["settings"] else ""
+            hard = ", hard" if _is_hard(row) else ""
             memory = float(row["peak_mib"]) / float(row["baseline_peak_mib"]) - 1
             lines.append(
                 f"| {group} | `{row['method']}`{hard} | {row['scope']} | {row['ratio']} | {float(row['step_ms']):.1f} "
                 f"| {float(row['baseline_ms']):.1f} | **{float(row['speedup']):.2f}×** "
                 f"| {_percent(row['over_lower_bound'])} | {_percent(row['over_floor'])} | {memory:+.1%} |"
             )
+    return "\n".join(lines)
+
+
+def methods_table() -> str:
+    """Methods by ratios, milliseconds a step and speed-up, laid out as the paper's Tables 1 and 9."""
+    ratios = ("0.25", "0.5", "0.75")
+    lines = ["| | method | " + " | ".join(ratios) + " |", "|---|---|" + "---|" * len(ratios)]
+    rows = read("methods_h200.csv")
+    for group in dict.fromkeys(map(_group, rows)):
+        members = [row for row in rows if _group(row) == group]
+        baseline = [float(row["step_ms"]) for row in members if row["method"] == "baseline"]
+        spread = f"{min(baseline):.1f}" + (f" to {max(baseline):.1f}" if len(baseline) > 1 else "")
+        lines.append(f"| {group} | none | {spread} | | |")
+        for name, hard in [(name, hard) for name in METHODS for hard in (False, True)]:
+            found = {
+                row["ratio"]: f"{float(row['step_ms']):.1f} ({float(row['speedup']):.2f}×)"
+                for row in members
+                if row["method"] == name and _is_hard(row) == hard and _is_bound_of_local(row)
+            }
+            if found:
+                label = f"`{name}`" + (", hard" if hard else "")
+                lines.append(f"| {group} | {label} | " + " | ".join(found.get(ratio, "") for ratio in ratios) + " |")
     return "\n".join(lines)
 
 
@@ -55,14 +79,20 @@ def operator_table() -> str:
 
 def facts() -> str:
     """The machine, the versions and the commits of all rows."""
-    rows = read("denoiser_h200.csv") + read("ops_h200.csv")
+    rows = [row for name in ("denoiser_h200.csv", "methods_h200.csv", "ops_h200.csv") for row in read(name)]
     told = {name: sorted({row[name] for row in rows}) for name in ("gpu", "torch", "diffusers", "triton", "commit")}
     return "; ".join(f"{name} {', '.join(value for value in values if value)}" for name, values in told.items())
 
 
 def rewritten(page: str) -> str:
     """The page with the tables of today."""
-    for name, text in (("denoiser", denoiser_table()), ("operators", operator_table()), ("facts", facts())):
+    tables = (
+        ("denoiser", denoiser_table()),
+        ("methods", methods_table()),
+        ("operators", operator_table()),
+        ("facts", facts()),
+    )
+    for name, text in tables:
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         page = re.sub(pattern, lambda match, text=text: f"{match[1]}{text}\n{match[2]}", page, flags=re.DOTALL)  # type: ignore[misc]
     return page
@@ -73,10 +103,20 @@ def _group(row: Row) -> str:
     return f"{row['model']} {side}² {row['dtype']}, batch {row['batch']}, {row['mode']}"
 
 
+def _is_hard(row: Row) -> bool:
+    return '"scale":"inf"' in row["settings"]
+
+
+def _is_bound_of_local(row: Row) -> bool:
+    """The paper's lower bound is of local regions; that of a global assignment belongs to `toma` alone."""
+    return row["method"] != "lower-bound" or row["assign"] == "local"
+
+
 def _percent(value: str) -> str:
     return f"{float(value):+.1%}" if value else ""
 
 
 if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text()))
-    print(f"Wrote {PAGE}")
+    for page in PAGES:
+        page.write_text(rewritten(page.read_text()))
+        print(f"Wrote {page}")

@@ -21,15 +21,18 @@ def started(work) -> threading.Thread:
 
 
 def test_they_prepare_side_by_side(path):
-    with Turns(path), Turns(path):
-        pass
+    with Turns(path) as first, Turns(path) as second:
+        first.prepare()
+        second.prepare()
+        second.prepare()  # as often as one likes
 
 
 def test_nobody_prepares_while_one_times(path):
     prepared = threading.Event()
 
     def prepare():
-        with Turns(path):
+        with Turns(path) as second:
+            second.prepare()
             prepared.set()
 
     with Turns(path) as first, first.alone():
@@ -46,7 +49,8 @@ def test_nobody_times_while_another_prepares(path):
         with Turns(path) as second, second.alone():
             timed.set()
 
-    with Turns(path):
+    with Turns(path) as first:
+        first.prepare()
         thread = started(time)
         assert not timed.wait(SOON)
     thread.join(10)
@@ -59,6 +63,7 @@ def test_two_that_wait_for_each_other_come_in_turn(path):
 
     def work():
         with Turns(path) as turns:
+            turns.prepare()
             barrier.wait(10)
             with turns.alone():
                 at_once.append(None)
@@ -77,16 +82,20 @@ def test_who_waits_to_time_comes_before_who_would_prepare_again(path):
 
     def second():
         with Turns(path) as turns:
+            turns.prepare()
             waiting.set()
             with turns.alone():
                 order.append("second times")
 
     with Turns(path) as first:
+        first.prepare()
         thread = started(second)
         waiting.wait(10)
         threading.Event().wait(SOON)  # by now the second waits for the first
+        first.prepare()  # which prepares already and must not wait for the second in turn
         with first.alone():
             pass
+        first.prepare()
         order.append("first prepares")
         thread.join(10)
     assert order == ["second times", "first prepares"]
@@ -101,4 +110,4 @@ def test_a_failure_gives_the_lock_back(path):
 
 def test_without_a_file_nobody_waits():
     with Turns() as first, Turns() as second, first.alone(), second.alone():
-        pass
+        second.prepare()

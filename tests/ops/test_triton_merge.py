@@ -22,7 +22,7 @@ def test_merge(problem):
     tokens, regions, weights = problem
     means = mean_weights(weights)
     split = regions.split(tokens)
-    truth = (means.float() @ split.float()).reshape(len(tokens), -1, tokens.shape[2])
+    truth = (means.double() @ split.double()).reshape(len(tokens), -1, tokens.shape[2])
     theirs = (means @ split).reshape(truth.shape)
     assert_as_exact_as_torch(kernels.merge(tokens, means, regions.tiling), theirs, truth)
 
@@ -36,11 +36,11 @@ def test_unmerge(problem, with_residual):
     sequence = torch.randn(len(tokens), destinations + 4, tokens.shape[2], device=DEVICE).to(tokens.dtype)
     merged = sequence[:, 2:-2]
     blocks = merged.reshape(weights.shape[0], weights.shape[1], -1)
-    truth = regions.join(reference.unmerge(blocks.float(), weights.float()))
+    truth = regions.join(reference.unmerge(blocks.double(), weights.double()))
     theirs = regions.join(reference.unmerge(blocks, weights))
     residual = tokens if with_residual else None
     if with_residual:
-        truth, theirs = truth + tokens.float(), theirs + tokens
+        truth, theirs = truth + tokens.double(), theirs + tokens
     assert_as_exact_as_torch(kernels.unmerge(merged, weights, regions.tiling, residual), theirs, truth)
 
 
@@ -53,6 +53,6 @@ def test_members(dtype, length, width):
     members = torch.cat([torch.randperm(length, device=DEVICE) + sample * length for sample in range(2)])
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     merged = kernels.merge_members(tokens, members, offsets, 5)
-    rows = tokens.reshape(-1, width).float()[members].split(counts.tolist())
+    rows = tokens.reshape(-1, width).double()[members].split(counts.tolist())
     truth = torch.stack([row.sum(dim=0) / max(1, len(row)) for row in rows]).reshape(2, 5, width)
     assert_as_exact_as_torch(merged, truth.to(dtype), truth)

@@ -54,6 +54,7 @@ def measure(
     stage: Callable[[str], None],
 ) -> Measured:
     """Time `repeats` runs of one cell, when it is its turn. `stage` is told what is being done."""
+    turns.prepare()
     host = Host(denoiser.model, group.steps)
     generation = Generation(host, calls(denoiser, group))
     is_compiled, is_cached = group.compile != "none", group.cache is not None

@@ -73,6 +73,7 @@ class Runner:
                 self._say(f"Nothing to do, {self.records.path.name} has all of: {task.group}")
                 continue
             self.progress.update(bar, description=f"building {self.denoiser.name}")
+            self.turns.prepare()
             self.denoiser.materialize()
             with self._cache(task.group):
                 self._run(task, bar)

@@ -24,13 +24,13 @@ class Turns:
         self.path = path
         self._quiet: IO[Any] | None = None
         self._gate: IO[Any] | None = None
+        self._prepares = False
 
     def __enter__(self) -> Turns:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._quiet = self.path.open("a")
             self._gate = self.path.with_name(self.path.name + ".gate").open("a")
-        self._prepare()
         return self
 
     def __exit__(
@@ -40,11 +40,22 @@ class Turns:
             if file is not None:
                 file.close()
         self._quiet = self._gate = None
+        self._prepares = False
+
+    def prepare(self) -> None:
+        """Wait until no other times anything or waits to. Until `alone`, work may go on beside that of others."""
+        if self._prepares:
+            return
+        _lock(self._gate, "LOCK_EX")
+        _lock(self._quiet, "LOCK_SH")
+        _lock(self._gate, "LOCK_UN")
+        self._prepares = True
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Wait until no other prepares or times anything, and keep them waiting."""
+        """Wait until no other prepares or times anything, and keep them waiting. Afterwards only `prepare` waits."""
         _lock(self._quiet, "LOCK_UN")
+        self._prepares = False
         _lock(self._gate, "LOCK_SH")
         _lock(self._quiet, "LOCK_EX")
         try:
@@ -52,12 +63,6 @@ class Turns:
         finally:
             _lock(self._quiet, "LOCK_UN")
             _lock(self._gate, "LOCK_UN")
-            self._prepare()
-
-    def _prepare(self) -> None:
-        _lock(self._gate, "LOCK_EX")
-        _lock(self._quiet, "LOCK_SH")
-        _lock(self._gate, "LOCK_UN")
 
 
 def _lock(file: IO[Any] | None, kind: str) -> None:
