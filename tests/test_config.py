@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -42,6 +43,11 @@ WRONG = [
     ("skip_blocks", (-1,)),
     ("skip_blocks", 3),
     ("skip_blocks", (1.5,)),
+    ("num_plans", 0),
+    ("num_plans", 1.5),
+    ("rotation", -0.1),
+    ("rotation", math.inf),
+    ("rotation", "much"),
     ("backend", "cuda"),
 ]
 

@@ -37,7 +37,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stage keeps its files, what it runs on, and whether it compiles the UNet."""
+    """Where a stage keeps its files, what it runs on, and whether it compiles its networks."""
 
     work: Path
     device: torch.device

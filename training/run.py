@@ -36,7 +36,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=FULL.seed)
     parser.add_argument("--checkpoint-seconds", type=float, default=60.0, help="what a killed run loses at most")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--compile", action="store_true", help="compile the UNet: a minute or two, then faster")
+    parser.add_argument("--compile", action="store_true", help="compile the networks: a minute or two, then faster")
     parser.add_argument("--tiny", action="store_true", help="networks and images small enough for a test on a CPU")
     parser.add_argument("--limit", type=int, help="take only so many images of each set, to try things out")
     parser.add_argument("--sample-steps", type=int, default=20)

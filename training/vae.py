@@ -17,8 +17,24 @@ from training.settings import Settings
 
 SCALES = 3
 """Sharp edges weigh at full size, shapes and shading at a half and a quarter of it."""
+ORANGE_WEIGHT, LIME_WEIGHT = 2.0, 4.0
+"""Of the colours beside brightness. With equal weights for red, green and blue the reconstructions were still grey
+after 500 small steps on a CPU; with 2 and 2 they had orange and blue, and no green."""
 COLUMNS, ROWS = 8, 4
 """Of the images in `reconstructions.png`."""
+
+
+def opponent(images: Tensor) -> Tensor:
+    """Red, green and blue as brightness, orange against blue, and green against purple; the two colours count more.
+
+    Most of an image's error is brightness, most of the rest orange against blue. Left to itself a young autoencoder
+    draws everything grey, later greens blue and pinks orange.
+    """
+    red, green, blue = images.unbind(dim=1)
+    brightness = (red + 2 * green + blue) / 4
+    orange = (red - blue) / 2
+    lime = (2 * green - red - blue) / 4
+    return torch.stack([brightness, ORANGE_WEIGHT * orange, LIME_WEIGHT * lime], dim=1)
 
 
 def gradients(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,6 +53,7 @@ def reconstruction_loss(images: Tensor, target: Tensor) -> Tensor:
     A loss on pixels alone is content with a blur. What usually mends that compares features of a network trained on a
     million photographs; we have none, and use the gradients and frequencies such features are made of.
     """
+    images, target = opponent(images), opponent(target)
     loss = 0.1 * l1_loss(spectrum(images), spectrum(target))
     for scale in range(SCALES):
         loss = loss + l1_loss(images, target)
@@ -60,6 +77,8 @@ def train_vae(data: Path, settings: Settings, place: Place, budget: Budget, limi
         posterior = vae.encode(target).latent_dist
         latents = posterior.mean + posterior.std * noise
         return vae.decode(latents).sample, posterior.kl().mean()
+
+    forward = torch.compile(forward, dynamic=False) if place.compile else forward
 
     def loss_of(generator: torch.Generator) -> Tensor:
         index = torch.multinomial(weights, settings.vae_batch, replacement=True, generator=generator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -173,11 +174,14 @@ def _module_sites(
 ) -> tuple[list[Placement], list[BlockRecord]]:
     placements: list[Placement] = []
     records = []
+    merged: Counter[str] = Counter()
     for index, block in enumerate(blocks):
         specs = block.chosen_sites(state.config.sites) if index not in reasons else []
         reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(state.config.sites)}")
         for spec in specs:
-            placements += [Placement(block.module, name, hook) for name, hook in spec.hooks(_site(state, block, spec))]
+            site = _site(state, block, merged[block.kind], spec)
+            placements += [Placement(block.module, name, hook) for name, hook in spec.hooks(site)]
+        merged[block.kind] += bool(specs)
         records.append(block.record(specs, reason))
     return placements, records
 
@@ -188,6 +192,7 @@ def _block_sites(
     placements: list[Placement] = []
     records: list[BlockRecord] = []
     indexed = list(enumerate(blocks))
+    runs: Counter[str] = Counter()
     # Consecutive blocks of one run that are all merged stay merged together; in `block` scope each is its own run.
     for (left_alone, _), group in groupby(
         indexed, key=lambda item: (item[0] in reasons, item[1].run if state.config.scope == "stage" else item[0])
@@ -198,22 +203,27 @@ def _block_sites(
             continue
         run = Run()
         for index, block in members:
-            site = _site(state, block)
+            site = _site(state, block, runs[block.kind])
             first, last = index == members[0][0], index == members[-1][0]
             enter = EnterBlock(site, run, first, block.normalize, block.position_table)
             leave = LeaveBlock(site, run, last, block.stream)
             placements += [Placement(block.module, None, enter), Placement(block.module, None, leave)]
             records.append(BlockRecord(block.name, block.kind, block.width, (block.name,), int(first), None))
+        runs.update({block.kind for _, block in members})
     return placements, records
 
 
-def _site(state: MergeState, block: Block, spec: SiteSpec | None = None) -> Site:
-    """A site of ToMA: blocks of one kind share a plan, which the first of their sites makes."""
-    slot = next((slot for slot in state.slots if slot.kind == block.kind), None)
+def _site(state: MergeState, block: Block, number: int, spec: SiteSpec | None = None) -> Site:
+    """A site of ToMA. Blocks of one kind, of which this is in that `number`, share a plan or take several in turn; the
+    first site of each makes it."""
+    assert isinstance(state.config, ToMAConfig)
+    turn = number % state.config.num_plans
+    name = block.kind if turn == 0 else f"{block.kind}, plan {turn + 1}"
+    slot = next((slot for slot in state.slots if slot.name == name), None)
     leads = slot is None
     if slot is None:
-        assert isinstance(state.config, ToMAConfig)
-        slot = Slot(block.kind, block.kind, partial(MergePlan, config=state.config))
+        first = next((slot for slot in state.slots if slot.kind == block.kind), None)
+        slot = Slot(name, block.kind, partial(MergePlan, config=state.config, turn=turn), beside=first)
         state.slots.append(slot)
     return Site(state, slot, leads) if spec is None else Site(state, slot, leads, spec.leave_alone)
 

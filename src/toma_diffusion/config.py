@@ -171,6 +171,16 @@ class ToMAConfig(Config):
     reweigh_every: int = 5
     """Steps between two computations of the merge weights. Higher is faster; a selection always reweighs."""
 
+    num_plans: int = 1
+    """How many plans the blocks of one kind (in `stage` scope: the runs of blocks) take in turn. With one, the paper's,
+    a token that is merged away is merged away everywhere; with more, and `rotation` above 0, other tokens are
+    destinations in the next block. Each plan is selected and weighed on its own, which costs time and memory."""
+
+    rotation: float = 0.0
+    """How strongly tokens are favoured that were not chosen lately: a token's gain is damped by exp(−rotation) for
+    every time it was a destination before in this generation, in any plan of its kind. 0 looks at the tokens alone, as
+    the paper does. `random` and `strided` destinations differ from plan to plan whatever the rotation."""
+
     backend: str = "auto"
     """Which implementation of the operators runs: `torch`, `triton` (fused kernels, NVIDIA GPUs), or `auto` for the
     fastest one that the machine offers. Where `triton` cannot run, `torch` does, with a warning."""
@@ -180,7 +190,8 @@ class ToMAConfig(Config):
         scale: object = self.scale
         scale = math.inf if scale == "inf" else scale
         self._set("scale", check_number("scale", scale, "a number above 0, or math.inf", lambda x: x > 0))
-        for name in ("num_regions", "select_every", "reweigh_every"):
+        self._set("rotation", check_number("rotation", self.rotation, "0 or more, and finite", _is_damping))
+        for name in ("num_regions", "select_every", "reweigh_every", "num_plans"):
             self._set(name, check_integer(name, getattr(self, name), minimum=1))
         for name, allowed in (
             ("selection", SELECTIONS),
@@ -213,10 +224,19 @@ class ToMAConfig(Config):
 
     def describe(self) -> list[str]:
         """How tokens are chosen, and when."""
-        return [
+        told = [
             f"destinations by {self.selection}, {self.assign} assignment, unmerged by {self.unmerge}",
             f"selected every {_steps(self.select_every)}, reweighed every {_steps(self.reweigh_every)}",
         ]
+        if self.num_plans > 1:
+            told.append(f"{self.num_plans} plans in turn")
+        if self.rotation:
+            told.append(f"destinations chosen before damped by exp(−{self.rotation:g})")
+        return told
+
+
+def _is_damping(value: float) -> bool:
+    return 0 <= value < math.inf
 
 
 def _is_number(value: object) -> bool:

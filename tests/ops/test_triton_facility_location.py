@@ -9,11 +9,11 @@ from toma_diffusion.ops import cosine_similarity, facility_location, facility_lo
 kernels = pytest.importorskip("toma_diffusion.ops.triton_facility_location")
 
 
-def assert_greedy(similarity, picks):
+def assert_greedy(similarity, picks, favour=1.0):
     """Every pick has the largest gain that was left to it, but for rounding."""
     coverage = torch.full_like(similarity[:, 0], -1.0)  # [G, m]
     for pick in picks.T:
-        gains = (similarity - coverage[:, None]).clamp_min(0).sum(dim=-1)
+        gains = favour * (similarity - coverage[:, None]).clamp_min(0).sum(dim=-1)
         rows = torch.arange(len(pick), device=pick.device)
         assert (gains[rows, pick] >= gains.amax(dim=-1) - 1e-4).all()
         coverage = torch.maximum(coverage, similarity[rows, pick])
@@ -38,11 +38,25 @@ def test_every_pick_is_greedy_and_none_is_picked_twice(case, dtype):
     torch.testing.assert_close(reached, wanted, rtol=5e-3, atol=1e-3)
 
 
+@every_case
+def test_gains_are_multiplied_by_what_is_favoured(case):
+    tokens, regions = tokens_and_regions(case, torch.float32)
+    if regions.size > kernels.LARGEST_IN_REGISTERS:
+        pytest.skip("too large for registers")
+    similarity = cosine_similarity(regions.split(tokens))
+    favour = torch.rand(similarity.shape[:2], device=DEVICE) + 0.1
+    picks = kernels.select(tokens, max(1, regions.size // 2), regions.tiling, favour)
+    assert all(len(set(row)) == picks.shape[1] for row in picks.tolist())
+    assert_greedy(similarity, picks, favour)
+
+
+@pytest.mark.parametrize("is_favoured", [False, True])
 @pytest.mark.parametrize(("groups", "candidates", "tokens", "count"), [(3, 20, 20, 20), (1, 9, 40, 5), (2, 33, 7, 12)])
-def test_picks_equal_the_reference_where_nothing_ties(groups, candidates, tokens, count):
+def test_picks_equal_the_reference_where_nothing_ties(groups, candidates, tokens, count, is_favoured):
     similarity = torch.rand(groups, candidates, tokens, device=DEVICE) * 2 - 1
-    expected = facility_location(similarity, count)
-    assert torch.equal(kernels.select_from_similarity(similarity.clone(), count), expected)
+    favour = torch.rand(groups, candidates, device=DEVICE) + 0.1 if is_favoured else None
+    expected = facility_location(similarity, count, favour)
+    assert torch.equal(kernels.select_from_similarity(similarity.clone(), count, favour), expected)
 
 
 def test_clusters_are_found():

@@ -103,6 +103,8 @@ class MergePlan(Plan):
         joint: choose one set of destinations for the whole batch, by the sum of the samples' gains. For models in which
             one position table serves all samples. Otherwise every sample chooses for itself, and a batch of four
             equals four batches of one.
+        turn: which of the `num_plans` that blocks take in turn. Fixed choices (`random`, `strided`) differ by it.
+        beside: another of these plans; both count their picks together, for `rotation`.
     """
 
     def __init__(
@@ -114,6 +116,8 @@ class MergePlan(Plan):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         joint: bool = False,
+        turn: int = 0,
+        beside: MergePlan | None = None,
     ) -> None:
         self.grid = grid
         self.config = config
@@ -132,6 +136,8 @@ class MergePlan(Plan):
         """[B·R, k]: indices of the destinations inside each region in which tokens are assigned."""
         self.positions = torch.zeros(batch_size, self.num_destinations, dtype=torch.int64, device=device)
         """[B, D]: row-major indices of the destinations in the grid, in the order of the merged tokens."""
+        self.picks: Tensor | None = self._make_picks(device) if beside is None else beside.picks
+        """[B·R, n], or [R, n] if joint: how often every token was chosen in this generation; None without rotation."""
         self.mapping = self._make_mapping(block_destinations, dtype, device)
         self._has_destinations = False
         self._has_weights = False
@@ -140,10 +146,17 @@ class MergePlan(Plan):
             self.positions.copy_(torch.arange(self.num_destinations, device=device))
             self._has_destinations = True
         elif config.selection != "facility-location":
-            self._set_destinations(_fixed_choice(config.selection, self.regions, self.destinations_per_region, device))
+            count = self.destinations_per_region
+            self._set_destinations(_fixed_choice(config.selection, self.regions, count, turn, device))
         if config.selection in _WITHOUT_TOKENS and not self.is_identity:
             self.mapping.fix()
             self._has_weights = True
+
+    def _make_picks(self, device: torch.device | str) -> Tensor | None:
+        if not self.config.rotation or self.config.selection != "facility-location":
+            return None
+        groups = (1 if self.joint else self.batch_size) * self.regions.count
+        return torch.zeros(groups, self.regions.size, dtype=torch.float32, device=device)
 
     def _make_mapping(self, block_destinations: int, dtype: torch.dtype, device: torch.device | str) -> Mapping:
         config, regions = self.config, self.assign_regions
@@ -180,7 +193,8 @@ class MergePlan(Plan):
     @property
     def buffers(self) -> list[Tensor]:
         """All tensors of the plan; their addresses never change."""
-        return [self.destinations, self.positions, *self.mapping.buffers()]
+        picks = [] if self.picks is None else [self.picks]
+        return [self.destinations, self.positions, *picks, *self.mapping.buffers()]
 
     @property
     def num_bytes(self) -> int:
@@ -219,6 +233,8 @@ class MergePlan(Plan):
             return
         self._has_weights = False
         self._has_destinations = self.config.selection != "facility-location"
+        if self.picks is not None:
+            self.picks.zero_()
 
     def merge(self, tokens: Tensor) -> Tensor:
         """[B, N, C] -> [B, D, C]: every destination becomes the weighted mean of the tokens merged into it."""
@@ -247,20 +263,28 @@ class MergePlan(Plan):
 
     def _choose(self, tokens: Tensor) -> Tensor:
         """[B, N, d] -> [B, R, k], or [1, R, k] if joint: indices inside each region."""
+        if self.picks is None:
+            return self._choose_favouring(tokens, None)
+        chosen = self._choose_favouring(tokens, (-self.config.rotation * self.picks).exp())
+        again = chosen.reshape(len(self.picks), -1)
+        self.picks.scatter_add_(1, again, torch.ones_like(again, dtype=self.picks.dtype))
+        return chosen
+
+    def _choose_favouring(self, tokens: Tensor, favour: Tensor | None) -> Tensor:
         choose = ops.facility_location
         alone = not self.joint or self.batch_size == 1
         if self.backend == "triton":
             from toma_diffusion.ops import triton_facility_location as kernels
 
             if alone and self.regions.size <= kernels.LARGEST_IN_REGISTERS:
-                picks = kernels.select(tokens.detach(), self.destinations_per_region, self.regions.tiling)
+                picks = kernels.select(tokens.detach(), self.destinations_per_region, self.regions.tiling, favour)
                 return picks.reshape(-1, self.regions.count, self.destinations_per_region)
             choose = kernels.select_from_similarity
         similarity = ops.cosine_similarity(self.regions.split(tokens))  # [B·R, n, n]
         size, count = self.regions.size, self.regions.count
         if not alone:  # candidates of a region × that region's tokens in all samples, side by side
             similarity = similarity.reshape(self.batch_size, count, size, size).permute(1, 2, 0, 3).flatten(2)
-        picks = choose(similarity, self.destinations_per_region)
+        picks = choose(similarity, self.destinations_per_region, favour)
         return picks.reshape(-1, count, self.destinations_per_region)
 
     def _set_destinations(self, local: Tensor) -> None:
@@ -294,11 +318,11 @@ def num_destinations(region_size: int, ratio: float) -> int:
     return max(1, region_size - math.floor(round(region_size * ratio, 6)))  # 100 · 0.29 is 28.999999999999996
 
 
-def _fixed_choice(selection: str, regions: Regions, count: int, device: torch.device | str) -> Tensor:
-    """[R, k]: a choice that does not look at the tokens."""
+def _fixed_choice(selection: str, regions: Regions, count: int, turn: int, device: torch.device | str) -> Tensor:
+    """[R, k]: a choice that does not look at the tokens, another one at every turn."""
     if selection == "strided":
-        choice = (torch.arange(count) * regions.size // count).expand(regions.count, -1)
+        choice = ((torch.arange(count) * regions.size // count + turn) % regions.size).expand(regions.count, -1)
     else:
-        generator = torch.Generator().manual_seed(_FIXED_SEED)
+        generator = torch.Generator().manual_seed(_FIXED_SEED + turn)
         choice = torch.rand(regions.count, regions.size, generator=generator).argsort(dim=-1)[:, :count]
     return choice.to(device)

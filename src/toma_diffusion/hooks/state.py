@@ -43,7 +43,9 @@ class Slot:
     kind: str
     """Of the blocks it serves, whose grid the plan has."""
     make: Callable[..., Plan]
-    """Makes a plan from a grid, `batch_size`, `dtype`, `device` and `joint`."""
+    """Makes a plan from a grid, `batch_size`, `dtype`, `device` and `joint`; and from the plan `beside` it."""
+    beside: Slot | None = None
+    """The first of several slots that blocks of one kind take in turn, if this is a later one."""
     plan: Plan | None = None
     """That of the call under way."""
 
@@ -135,6 +137,10 @@ class MergeState:
         key = (slot.name, ordinal, grid, sample.shape[0], sample.dtype, sample.device, call.joint)
         self._used.add(key)
         if key not in self._plans:
+            beside = {}
+            if slot.beside is not None:
+                first = (slot.beside.name, *key[1:])
+                beside = {"beside": self._plans[first]}
             with torch.inference_mode(False):  # a buffer made in inference mode could not be updated outside it
                 plan = slot.make(
                     grid,
@@ -142,6 +148,7 @@ class MergeState:
                     dtype=sample.dtype,
                     device=sample.device,
                     joint=call.joint,
+                    **beside,
                 )
             from torch._dynamo import mark_static_address  # imported at the first install, takes seconds before
 

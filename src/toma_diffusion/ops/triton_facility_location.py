@@ -1,6 +1,6 @@
 """Greedy facility location, one program a region: similarity and all picks in one launch, nothing goes to the host.
 
-S_ij = x_i·x_j / (‖x_i‖ ‖x_j‖); then k times: pick the i of the largest Σ_j max(0, S_ij − c_j), and raise c_j to S_ij.
+S_ij = x_i·x_j / (‖x_i‖ ‖x_j‖); then k times: pick the i of the largest f_i Σ_j max(0, S_ij − c_j), raise c_j to S_ij.
 Half-precision products are exact in the float32 they are summed in, so tensor cores lose nothing here.
 """
 
@@ -20,6 +20,7 @@ LARGEST_IN_REGISTERS = 128
 @triton.jit
 def _select_in_registers(
     tokens,
+    favour,
     picks,
     batch_stride,
     row_stride,
@@ -32,6 +33,7 @@ def _select_in_registers(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    HAS_FAVOUR: tl.constexpr,
 ):
     program = tl.program_id(0)
     index = tl.arange(0, BLOCK)
@@ -53,8 +55,12 @@ def _select_in_registers(
 
     coverage = tl.full((BLOCK,), -1.0, tl.float32)
     chosen = index >= SIZE
+    if HAS_FAVOUR:
+        factor = tl.load(favour + program.to(tl.int64) * SIZE + index, mask=valid, other=1.0)
+    else:
+        factor = tl.full((BLOCK,), 1.0, tl.float32)
     for step in range(NUM_SELECT):
-        gain = tl.sum(tl.maximum(similarity - coverage[None, :], 0.0), axis=1)
+        gain = factor * tl.sum(tl.maximum(similarity - coverage[None, :], 0.0), axis=1)
         gain = tl.where(gain == gain, gain, 0.0)  # a NaN must not lead to an index outside the region
         pick = tl.argmax(tl.where(chosen, -1.0, gain), axis=0)
         tl.store(picks + program.to(tl.int64) * NUM_SELECT + step, pick.to(tl.int64))
@@ -66,12 +72,14 @@ def _select_in_registers(
 @triton.jit
 def _select_from_memory(
     similarity,
+    favour,
     picks,
     CANDIDATES: tl.constexpr,
     TOKENS: tl.constexpr,
     NUM_SELECT: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_J: tl.constexpr,
+    HAS_FAVOUR: tl.constexpr,
 ):
     """The same loop over a similarity that is too large for registers. It is overwritten: a picked row is marked."""
     program = tl.program_id(0)
@@ -86,6 +94,9 @@ def _select_from_memory(
             mask = (index[:, None] < CANDIDATES) & (column[None, :] < TOKENS)
             block = tl.load(base + index[:, None] * TOKENS + column[None, :], mask=mask, other=-1.0)
             gain = tl.sum(tl.maximum(block - coverage[None, :], 0.0), axis=1)
+            if HAS_FAVOUR:
+                place = favour + program.to(tl.int64) * CANDIDATES + index
+                gain = gain * tl.load(place, mask=index < CANDIDATES, other=1.0)
             gain = tl.where(gain == gain, gain, 0.0)
             taken = tl.load(base + index * TOKENS, mask=index < CANDIDATES, other=-2.0) < -1.5
             gain = tl.where(taken, -1.0, gain)
@@ -101,10 +112,11 @@ def _select_from_memory(
         tl.debug_barrier()  # and the mark is there before all read on
 
 
-def select(tokens: Tensor, num_select: int, tiling: tuple[int, int, int]) -> Tensor:
+def select(tokens: Tensor, num_select: int, tiling: tuple[int, int, int], favour: Tensor | None = None) -> Tensor:
     """Choose in every region of every sample: `[B, N, d]` -> `int64 [B·R, k]`, indices inside each region.
 
-    `tiling` is `Regions.tiling`; regions have at most `LARGEST_IN_REGISTERS` tokens.
+    `tiling` is `Regions.tiling`; regions have at most `LARGEST_IN_REGISTERS` tokens. `favour`, `float32 [B·R, n]`, is
+    what gains are multiplied by.
     """
     tokens = dense_channels(tokens)
     batch, length, channels = tokens.shape
@@ -116,6 +128,7 @@ def select(tokens: Tensor, num_select: int, tiling: tuple[int, int, int]) -> Ten
         _select_in_registers,
         (batch * count,),
         tokens,
+        tokens if favour is None else favour,
         picks,
         tokens.stride(0),
         tokens.stride(1),
@@ -128,13 +141,14 @@ def select(tokens: Tensor, num_select: int, tiling: tuple[int, int, int]) -> Ten
         WIDTH=tiling[2],
         BLOCK=block,
         BLOCK_C=64 if tokens.element_size() < 4 else 32,
+        HAS_FAVOUR=favour is not None,
         num_warps=8 if block > 64 else 4,
     )
     return picks
 
 
-def select_from_similarity(similarity: Tensor, num_select: int) -> Tensor:
-    """Choose by a similarity `float32 [G, n, m]`, which is overwritten: -> `int64 [G, k]`."""
+def select_from_similarity(similarity: Tensor, num_select: int, favour: Tensor | None = None) -> Tensor:
+    """Choose by a similarity `float32 [G, n, m]`, which is overwritten: -> `int64 [G, k]`. `favour` is `[G, n]`."""
     similarity = similarity.contiguous()
     groups, candidates, tokens = similarity.shape
     picks = torch.empty(groups, num_select, dtype=torch.int64, device=similarity.device)
@@ -143,12 +157,14 @@ def select_from_similarity(similarity: Tensor, num_select: int) -> Tensor:
         _select_from_memory,
         (groups,),
         similarity,
+        similarity if favour is None else favour,
         picks,
         CANDIDATES=candidates,
         TOKENS=tokens,
         NUM_SELECT=num_select,
         BLOCK_I=max(1, min(power_of_two(candidates), 16384 // block_j)),
         BLOCK_J=block_j,
+        HAS_FAVOUR=favour is not None,
         num_warps=16 if block_j >= 256 else 4,
     )
     return picks
