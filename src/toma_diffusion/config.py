@@ -295,7 +295,7 @@ def _hint(value: object, names: Iterable[str]) -> str:
 
 PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
     {
-        "toma": ToMAConfig(region="tile", num_regions=64, assign="global", scope="module"),
+        "toma": ToMAConfig(region="tile", num_regions=64, assign="global", scale=math.inf, scope="module"),
         "toma-stripe": ToMAConfig(region="stripe", num_regions=64, assign="local", scope="module"),
         "toma-tile": ToMAConfig(region="tile", num_regions=256, assign="local", scope="module"),
         "toma-once": ToMAConfig(region="tile", num_regions=64, assign="local", scope="block"),
@@ -304,4 +304,8 @@ PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
         "fast": ToMAConfig(region="tile", num_regions=64, assign="local", scope="stage"),
     }
 )
-"""The paper's variants by name, its lower bound, the floor below that, and ours, `fast`."""
+"""The paper's variants by name, its lower bound, the floor below that, and ours, `fast`.
+
+`toma` takes the limit of the paper's sharp softmax, a hard assignment: the patches of a photograph come back nearer to
+themselves (40.9 against 37.2 dB at ratio 0.25, benchmarks/results/assignment.csv), and an index is faster than a matrix
+over all tokens. The paper's own is `scale=1000`."""

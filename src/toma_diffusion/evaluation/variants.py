@@ -13,6 +13,8 @@ RATIOS = (0.25, 0.5, 0.75)
 UNMERGED = (Variant(BASELINE), Variant(NOISE_FLOOR))
 """What every run begins with."""
 
+_TOMA = "toma:scale=1000"
+"""The paper's softmax; our preset assigns hard."""
 _EVERY_STEP = "select_every=1;reweigh_every=1"
 PAPER: Mapping[str, tuple[tuple[tuple[str, ...], tuple[float, ...]], ...]] = MappingProxyType(
     {
@@ -20,23 +22,23 @@ PAPER: Mapping[str, tuple[tuple[tuple[str, ...], tuple[float, ...]], ...]] = Map
         "table2": (
             (
                 (
-                    "toma:selection=random;region=global",
-                    "toma:selection=facility-location;region=global",
-                    "toma:selection=facility-location;region=stripe",
-                    "toma:selection=facility-location;region=tile",
+                    f"{_TOMA};selection=random;region=global",
+                    f"{_TOMA};selection=facility-location;region=global",
+                    f"{_TOMA};selection=facility-location;region=stripe",
+                    f"{_TOMA};selection=facility-location;region=tile",
                 ),
                 (0.5,),
             ),
         ),
         # Table 3, the number of tiles. "50 recompute steps" of 50: everything anew in every step.
-        "table3": ((tuple(f"toma:num_regions={count};{_EVERY_STEP}" for count in (4, 16, 64, 256)), (0.5,)),),
+        "table3": ((tuple(f"{_TOMA};num_regions={count};{_EVERY_STEP}" for count in (4, 16, 64, 256)), (0.5,)),),
         # Table 6, unmerging, under the same conditions.
-        "table6": ((tuple(f"toma:unmerge={how};{_EVERY_STEP}" for how in ("transpose", "pseudo-inverse")), (0.5,)),),
+        "table6": ((tuple(f"{_TOMA};unmerge={how};{_EVERY_STEP}" for how in ("transpose", "pseudo-inverse")), (0.5,)),),
         # Table 7, how often destinations and weights are computed. The paper chooses 10 and 5.
         "table7": (
             (
                 tuple(
-                    f"toma:select_every={select};reweigh_every={reweigh}"
+                    f"{_TOMA};select_every={select};reweigh_every={reweigh}"
                     for select, reweigh in ((1, 1), (10, 1), (10, 5), (10, 10))
                 ),
                 (0.5,),
@@ -44,11 +46,11 @@ PAPER: Mapping[str, tuple[tuple[tuple[str, ...], tuple[float, ...]], ...]] = Map
         ),
         # Table 9, all methods. ToDo has one ratio only.
         "table9": (
-            (("toma", "toma-stripe", "toma-tile", "toma-once", "tomesd", "tofu"), RATIOS),
+            ((_TOMA, "toma-stripe", "toma-tile", "toma-once", "tomesd", "tofu"), RATIOS),
             (("todo",), (0.75,)),
         ),
         # Table 10, Flux. What Flux wants otherwise, such as blocks to leave alone, is filled in for the model.
-        "table10": ((("toma",), RATIOS),),
+        "table10": (((_TOMA,), RATIOS),),
     }
 )
 """The rows of the paper's tables: methods with their settings, and the ratios of each.
