@@ -27,10 +27,9 @@ def denoiser_table() -> str:
     rows = [row for row in read("denoiser_h200.csv") if row["method"] not in ("baseline", "lower-bound", "floor")]
     for group, members in groupby(rows, key=_group):
         for row in members:
-            hard = ", hard" if _is_hard(row) else ""
             memory = float(row["peak_mib"]) / float(row["baseline_peak_mib"]) - 1
             lines.append(
-                f"| {group} | `{row['method']}`{hard} | {row['scope']} | {row['ratio']} | {float(row['step_ms']):.1f} "
+                f"| {group} | {_label(row)} | {row['scope']} | {row['ratio']} | {float(row['step_ms']):.1f} "
                 f"| {float(row['baseline_ms']):.1f} | **{float(row['speedup']):.2f}×** "
                 f"| {_percent(row['over_lower_bound'])} | {_percent(row['over_floor'])} | {memory:+.1%} |"
             )
@@ -47,15 +46,14 @@ def methods_table() -> str:
         baseline = [float(row["step_ms"]) for row in members if row["method"] == "baseline"]
         spread = f"{min(baseline):.1f}" + (f" to {max(baseline):.1f}" if len(baseline) > 1 else "")
         lines.append(f"| {group} | none | {spread} | | |")
-        for name, hard in [(name, hard) for name in METHODS for hard in (False, True)]:
+        shown = [row for name in METHODS for row in members if row["method"] == name and _is_bound_of_local(row)]
+        for label in dict.fromkeys(map(_label, shown)):
             found = {
                 row["ratio"]: f"{float(row['step_ms']):.1f} ({float(row['speedup']):.2f}×)"
-                for row in members
-                if row["method"] == name and _is_hard(row) == hard and _is_bound_of_local(row)
+                for row in shown
+                if _label(row) == label
             }
-            if found:
-                label = f"`{name}`" + (", hard" if hard else "")
-                lines.append(f"| {group} | {label} | " + " | ".join(found.get(ratio, "") for ratio in ratios) + " |")
+            lines.append(f"| {group} | {label} | " + " | ".join(found.get(ratio, "") for ratio in ratios) + " |")
     return "\n".join(lines)
 
 
@@ -103,8 +101,10 @@ def _group(row: Row) -> str:
     return f"{row['model']} {side}² {row['dtype']}, batch {row['batch']}, {row['mode']}"
 
 
-def _is_hard(row: Row) -> bool:
-    return '"scale":"inf"' in row["settings"]
+def _label(row: Row) -> str:
+    """The preset, and the paper's softmax in place of the hard assignment that `toma` has had since."""
+    is_soft = row["method"] == "toma" and '"scale":"inf"' not in row["settings"]
+    return f"`{row['method']}`" + (", `scale=1000`" if is_soft else "")
 
 
 def _is_bound_of_local(row: Row) -> bool:

@@ -182,6 +182,14 @@ def test_pure_noise_is_trained_and_nothing_weighs_more():
     assert weights[0] > 0
 
 
+def test_compiling_does_not_lower_the_rate():
+    budget = Budget(minutes=10)
+    assert budget.done(1, seconds=240, setup=240) == 0
+    assert budget.done(1, seconds=420, setup=240) == 0.5
+    assert budget.done(1, seconds=600, setup=240) == 1
+    assert budget.done(1, seconds=700, setup=700) == 1
+
+
 def test_learning_rate_follows_the_clock():
     budget = Budget(minutes=10)
     rates = [learning_rate(1.0, 1000, 200, budget.done(1000, seconds)) for seconds in (0, 300, 600)]
