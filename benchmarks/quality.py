@@ -1,0 +1,93 @@
+"""What every setting costs in quality, on the bundled model: the rows of benchmarks/results/quality_bundled.csv.
+
+    python benchmarks/quality.py --output DIR --lpips-weights FILE [--inception-weights FILE --real-images DIR]
+
+Runs of `toma eval` in DIR, the presets at three ratios and then one setting after another at ratio 0.5; killed, it goes
+on where it was. Then one row for each, with all settings in columns of their own.
+"""
+
+import argparse
+import csv
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from toma_diffusion import ToMAConfig
+from toma_diffusion.evaluation import NOISE_FLOOR, RunFolder
+
+PROMPTS = Path(__file__).with_name("quality_prompts.txt")
+PRESETS = ("toma", "toma:scale=1000", "toma-stripe", "toma-tile", "toma-once", "fast", "tomesd", "tofu", "todo")
+BASE = "toma:assign=local;scale=1000"
+"""The defaults: 64 tiles, local, softmax, each module."""
+CHANGES = {
+    "regions": [f"num_regions={count}" for count in (4, 16, 64, 256)]
+    + [f"region=stripe;num_regions={count}" for count in (16, 64)]
+    + ["region=global"],
+    "assignment": [
+        f"assign={assign};scale={scale}" for assign in ("local", "global") for scale in (100, 1000, 10000, "inf")
+    ],
+    "unmerge": ["unmerge=pseudo-inverse"],
+    "scope": ["scope=block", "scope=stage"],
+    "window": ["window=(0.2,1.0)", "window=(0.4,1.0)", "window=(0.0,0.8)"],
+    "blocks": ["skip_blocks=(0,)", "skip_blocks=(0,1)", "skip_blocks=(0,1,12,13)"],
+    "schedule": [
+        f"select_every={select};reweigh_every={weigh}" for select, weigh in ((1, 1), (5, 5), (10, 10), (20, 20))
+    ],
+    "sites": ["sites=(attn,)", "sites=(attn,ff)", "sites=(ff,)", "sites=(attn,cross_attn)"],
+    "rotation": [f"num_plans={plans};rotation={rotation}" for plans in (1, 2, 4) for rotation in (0.1, 0.3, 1.0)]
+    + [f"scope=stage;num_plans={plans};rotation=0.3" for plans in (1, 2)]
+    + [f"selection={selection};num_plans={plans}" for selection in ("random", "strided") for plans in (1, 2)],
+}
+SETTINGS = tuple(field.name for field in fields(ToMAConfig))
+FIGURES = ("images", "psnr", "ssim", "lpips", "fid", "seconds", "speedup")
+FACTS = ("steps", "guidance", "resolution", "device", "torch", "diffusers", "commit", "date")
+
+
+def evaluate(folder: Path, methods: list[str], ratios: str, arguments: list[str]) -> RunFolder:
+    """One run of `toma eval`, or what is missing of it."""
+    command = [sys.executable, "-m", "toma_diffusion.cli", "eval", "--prompts", str(PROMPTS), "--output", str(folder)]
+    subprocess.run([*command, "--methods", ",".join(methods), "--ratios", ratios, *arguments], check=True)
+    return RunFolder(folder)
+
+
+def rows_of(run: RunFolder, sweep: str) -> list[dict[str, str]]:
+    """The run's table with every setting of ToMA, and the noise floor beside every figure it has."""
+    table = run.table()
+    floor = next(row for row in table if row["method"] == NOISE_FLOOR)
+    rows = []
+    for variant, row in zip(run.plan.variants, table, strict=True):
+        config = {} if variant.config is None else variant.config.to_dict()
+        rows.append(
+            {"sweep": sweep, "model": row["model"], "method": row["method"]}
+            | {name: str(config.get(name, "")) for name in SETTINGS}
+            | {name: row[name] for name in FIGURES}
+            | {f"noise_floor_{name}": floor[name] for name in ("psnr", "lpips")}
+            | {name: row[name] for name in FACTS}
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--rows", type=Path, default=Path("benchmarks/results/quality_bundled.csv"))
+    parser.add_argument("--only", choices=("presets", *CHANGES), action="append", help="some of the sweeps")
+    parser.add_argument("--metrics", default="psnr,ssim,lpips,fid")
+    options, passed_on = parser.parse_known_args()
+    passed_on += ["--metrics", options.metrics]
+    rows = []
+    for sweep in options.only or ("presets", *CHANGES):
+        methods = PRESETS if sweep == "presets" else [f"{BASE};{change}" for change in CHANGES[sweep]]
+        ratios = "0.25,0.5,0.75" if sweep == "presets" else "0.5"
+        run = evaluate(options.output / sweep, list(methods), ratios, passed_on)
+        rows += rows_of(run, sweep)
+    with options.rows.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"Wrote {options.rows}")
+
+
+if __name__ == "__main__":
+    main()
