@@ -1,75 +1,12 @@
-"""Opening pipelines, drawing, and images that carry their settings."""
+"""Drawing, and images that carry their settings."""
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from safetensors.torch import save_file
 from tiny_pipelines import embeds, pixart_pipeline
-from tiny_text import pipeline_folder, text_pipeline
+from tiny_text import text_pipeline
 
-from toma_diffusion import generation
-from toma_diffusion.generation import Drawing, draw, load_pipeline, read_settings, write_png
-
-
-class TestLoad:
-    def test_a_folder_draws_at_once(self, capfd):
-        pipe = load_pipeline(str(pipeline_folder()), device="cpu")
-        assert {part.dtype for part in (pipe.unet, pipe.vae, pipe.text_encoder)} == {torch.float32}
-        capfd.readouterr()
-        assert draw(pipe, Drawing("a red apple", steps=1)).size == (64, 64)
-        assert "%|" not in capfd.readouterr().err  # no progress bar
-
-    def test_a_precision_can_be_asked_for(self):
-        pipe = load_pipeline(str(pipeline_folder()), device="cpu", dtype="bfloat16")
-        assert {part.dtype for part in (pipe.unet, pipe.vae, pipe.text_encoder)} == {torch.bfloat16}
-
-    def test_the_bundled_model_is_a_folder_of_the_package(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(generation, "__file__", str(tmp_path / "generation.py"))
-        with pytest.raises(FileNotFoundError, match="bundled model is not in this installation"):
-            load_pipeline("bundled")
-        (tmp_path / "bundled").symlink_to(pipeline_folder())
-        assert generation.bundled_model() == tmp_path / "bundled"
-        assert load_pipeline("bundled", device="cpu").unet.config.sample_size == 8
-
-    @pytest.mark.parametrize(
-        ("model", "message"),
-        [("no such folder", "'no such folder' is not known"), (".", "no diffusers pipeline could be loaded")],
-    )
-    def test_what_is_no_model_is_quoted(self, model, message):
-        with pytest.raises(ValueError, match=message):
-            load_pipeline(model, device="cpu")
-
-    def test_dtype_is_checked(self):
-        with pytest.raises(ValueError, match="'half' is not known: use one of float16"):
-            load_pipeline(str(pipeline_folder()), dtype="half")
-
-    @pytest.mark.parametrize(
-        ("weights", "expected"),
-        [
-            (("model.diffusion_model.double_blocks.0.img_attn.qkv.weight",), "FluxPipeline"),
-            (("model.diffusion_model.joint_blocks.0.x_block.attn.qkv.weight",), "StableDiffusion3Pipeline"),
-            (
-                ("model.diffusion_model.input_blocks.0.0.weight", "conditioner.embedders.1.model.ln_final.weight"),
-                "StableDiffusionXLPipeline",
-            ),
-            (("model.diffusion_model.input_blocks.0.0.weight",), "StableDiffusionPipeline"),
-        ],
-    )
-    def test_a_single_file_is_recognised_by_its_weights(self, weights, expected, tmp_path, monkeypatch):
-        path = tmp_path / "checkpoint.safetensors"
-        save_file({name: torch.zeros(1) for name in weights}, path)
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        with pytest.raises(ValueError, match=f"the {expected} in it could not be loaded"):
-            load_pipeline(str(path), device="cpu")
-
-    def test_a_file_of_something_else_is_refused(self, tmp_path):
-        path = tmp_path / "lora.safetensors"
-        save_file({"lora.weight": torch.zeros(1)}, path)
-        with pytest.raises(ValueError, match="no whole model that is known"):
-            load_pipeline(str(path), device="cpu")
-        with pytest.raises(ValueError, match=r"not a \.safetensors file"):
-            load_pipeline(__file__, device="cpu")
+from toma_diffusion.generation import Drawing, draw, read_settings, write_png
 
 
 class TestDraw:

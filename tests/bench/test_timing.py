@@ -11,6 +11,7 @@ from toma_diffusion.bench.measure import measure
 from toma_diffusion.bench.models import SD3, SD35_LARGE, SMALL_SD35, build, build_empty
 from toma_diffusion.bench.scenario import Cell, Group, Resolution
 from toma_diffusion.bench.timing import Generation, Host, Timing, compile_model, compiled_blocks, forget_compiled
+from toma_diffusion.bench.turns import Turns
 from toma_diffusion.config import ToMAConfig
 
 CPU = torch.device("cpu")
@@ -110,8 +111,8 @@ class TestCompiled:
         group = Group("sd35", Resolution(SIDE, SIDE), 1, "compiled", "block", 2, None, "float32")
         stages = []
         cell = Cell("fast", ToMAConfig.from_preset("fast", num_regions=4))
-        found = measure(denoiser, group, cell, repeats=1, end_to_end=None, stage=stages.append)
-        assert stages == ["compiling", "timing"]
+        found = measure(denoiser, group, cell, repeats=1, end_to_end=None, turns=Turns(), stage=stages.append)
+        assert stages == ["compiling", "waiting to time", "timing"]
         assert found.timing.median > 0
         assert found.warnings == ()
         assert not any(module._forward_hooks for module in denoiser.model.modules())
@@ -122,7 +123,7 @@ class TestMeasure:
 
     def measured(self, denoiser, **settings):
         cell = Cell("fast", ToMAConfig.from_preset("fast", **settings))
-        return measure(denoiser, self.group, cell, repeats=1, end_to_end=None, stage=lambda text: None)
+        return measure(denoiser, self.group, cell, repeats=1, end_to_end=None, turns=Turns(), stage=lambda text: None)
 
     def test_hooks_are_gone_after_a_failure(self):
         denoiser = ready("sd35")

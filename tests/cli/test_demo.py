@@ -5,7 +5,7 @@ from PIL import Image
 from tiny_text import pipeline_folder
 from typer.testing import CliRunner
 
-from toma_diffusion import generation
+from toma_diffusion import checkpoints
 from toma_diffusion.cli import app
 from toma_diffusion.cli.demo import PROMPTS
 from toma_diffusion.evaluation import RunFolder
@@ -15,7 +15,7 @@ from toma_diffusion.evaluation import RunFolder
 def _bundled(tmp_path, monkeypatch):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "bundled").symlink_to(pipeline_folder())
-    monkeypatch.setattr(generation, "__file__", str(tmp_path / "package" / "generation.py"))
+    monkeypatch.setattr(checkpoints, "__file__", str(tmp_path / "package" / "checkpoints.py"))
 
 
 def invoke(*arguments: str):
@@ -58,7 +58,7 @@ def test_everything_is_written_and_told(tmp_path):
 
 
 def test_without_the_model_it_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(generation, "__file__", str(tmp_path / "generation.py"))
+    monkeypatch.setattr(checkpoints, "__file__", str(tmp_path / "checkpoints.py"))
     result = invoke("--output", str(tmp_path / "demo"))
     assert result.exit_code == 2
     assert "the bundled model is not in this installation" in result.output

@@ -52,8 +52,6 @@ class Family:
 
     sample: str
     """The argument that is the noisy image."""
-    half: torch.dtype
-    """The precision in which it is run on a GPU."""
     multiple: int
     """Sides of an image must be multiples of this."""
     text_tokens: int
@@ -125,9 +123,9 @@ def _pixart(config: Mapping[str, Any], request: Request, draw: Draw) -> dict[str
 
 
 FAMILIES: Mapping[str, Family] = {
-    "UNet2DConditionModel": Family("sample", torch.float16, LATENT_FACTOR, 77, True, _unet),
-    "FluxTransformer2DModel": Family("hidden_states", torch.bfloat16, 2 * LATENT_FACTOR, 512, False, _flux),
-    "SD3Transformer2DModel": Family("hidden_states", torch.bfloat16, 2 * LATENT_FACTOR, 333, True, _sd3),
-    "PixArtTransformer2DModel": Family("hidden_states", torch.float16, 2 * LATENT_FACTOR, 300, True, _pixart),
+    "UNet2DConditionModel": Family("sample", LATENT_FACTOR, 77, True, _unet),
+    "FluxTransformer2DModel": Family("hidden_states", 2 * LATENT_FACTOR, 512, False, _flux),
+    "SD3Transformer2DModel": Family("hidden_states", 2 * LATENT_FACTOR, 333, True, _sd3),
+    "PixArtTransformer2DModel": Family("hidden_states", 2 * LATENT_FACTOR, 300, True, _pixart),
 }
 """By the name of the model class."""

@@ -5,7 +5,6 @@ Speed does not depend on the weights, so nothing has to be downloaded to time a 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,15 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from toma_diffusion.api import DENOISERS, find_denoiser
+from toma_diffusion.api import find_denoiser
 from toma_diffusion.bench.inputs import FAMILIES, Draw, Family, Request
+from toma_diffusion.checkpoints import BUNDLED, can_be_opened, half_precision, open_pipeline
 
 SEED = 0
 WEIGHT_SCALE = 0.02
 """Standard deviation of the random weights; activations then stay finite in half precision."""
 SMALL_TEXT_TOKENS = 77
-HUB_ID = r"[\w.-]+/[\w.-]+"
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ def build(name: str, *, small: bool, device: torch.device, dtype: torch.dtype | 
         model=build_empty(published.class_name, {**published.config, **(published.small if small else {})}),
         family=family,
         device=device,
-        dtype=dtype or default_dtype(family, device),
+        dtype=dtype or (torch.float32 if device.type == "cpu" else half_precision(published.class_name)),
         text_tokens=min(SMALL_TEXT_TOKENS, family.text_tokens) if small else family.text_tokens,
         default_batch=published.batch,
         default_resolution=published.small_resolution if small else published.resolution,
@@ -168,35 +166,27 @@ def build(name: str, *, small: bool, device: torch.device, dtype: torch.dtype | 
 
 
 def load(source: str, *, device: torch.device, dtype: torch.dtype | None = None) -> Denoiser:
-    """The denoiser of a checkpoint, from a folder or from the hub."""
-    from diffusers import DiffusionPipeline
-
-    if not Path(source).exists() and not re.fullmatch(HUB_ID, source):
+    """The denoiser of a checkpoint, from wherever `open_pipeline` finds it."""
+    if not can_be_opened(source):
         raise ValueError(
-            f"model {source!r} is not known: use one of {', '.join(MODELS)}, a folder with a diffusers pipeline, "
-            "or an id of the hub such as owner/name."
+            f"model {source!r} is not known: use one of {', '.join(MODELS)}, {BUNDLED!r}, a folder with a diffusers "
+            "pipeline, a .safetensors file, or an id of the hub such as owner/name."
         )
-    try:
-        parts: Mapping[str, Any] = DiffusionPipeline.load_config(source)
-        class_names = [parts[name][1] for name in DENOISERS if name in parts]
-    except Exception as error:  # whatever diffusers and the hub raise: not found, no network, not a pipeline
-        raise ValueError(f"model {source!r}: no diffusers pipeline could be loaded from there: {error}") from error
-    if not class_names or class_names[0] not in FAMILIES:
-        raise ValueError(
-            f"model {source!r} has a denoiser of the class {', '.join(class_names) or 'unknown'}, for which no inputs "
-            f"are known: use one of {', '.join(FAMILIES)}."
-        )
-    family = FAMILIES[class_names[0]]
-    dtype = dtype or default_dtype(family, device)
-    pipeline: Any = DiffusionPipeline.from_pretrained(source, torch_dtype=dtype)
+    pipeline: Any = open_pipeline(source, torch.float32 if dtype is None and device.type == "cpu" else dtype)
     model = find_denoiser(pipeline).eval().requires_grad_(False)
+    if type(model).__name__ not in FAMILIES:
+        raise ValueError(
+            f"model {source!r} has a denoiser of the class {type(model).__name__}, for which no inputs are known: "
+            f"use one of {', '.join(FAMILIES)}."
+        )
+    family = FAMILIES[type(model).__name__]
     side: Any = getattr(model.config, "sample_size", None)
     return Denoiser(
         name=Path(source).resolve().name if Path(source).exists() else source,
         model=model,
         family=family,
         device=device,
-        dtype=dtype,
+        dtype=pipeline.dtype,
         text_tokens=family.text_tokens,
         default_batch=2 if family.is_guided else 1,
         default_resolution=side * 8 if isinstance(side, int) else 1024,
@@ -227,8 +217,3 @@ def fill(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
                 buffer.normal_(0, WEIGHT_SCALE, generator=generator)
             else:  # the position ids of text encoders
                 buffer.copy_(torch.arange(buffer.numel()).view_as(buffer))
-
-
-def default_dtype(family: Family, device: torch.device) -> torch.dtype:
-    """Half precision on a GPU, single on a CPU."""
-    return torch.float32 if device.type == "cpu" else family.half

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -11,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+
+from toma_diffusion.files import replacing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,6 @@ class Records:
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
         self.path = path
         self.rows: list[dict[str, str]] = []
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not fresh:
             self.rows = read(path)
         else:
@@ -145,17 +145,10 @@ class Records:
         return [row for row in self.rows if wanted.items() <= row.items()]
 
     def _write(self) -> None:
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, fieldnames=COLUMNS)
-                writer.writeheader()
-                writer.writerows(self.rows)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(self.path) as file:
+            writer = csv.DictWriter(file, fieldnames=COLUMNS)
+            writer.writeheader()
+            writer.writerows(self.rows)
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -21,7 +21,7 @@ SIZES = ("auto", "real", "small")
 
 def bench(
     model: Annotated[
-        str, typer.Option(help="sdxl, sd15, flux or sd35 with random weights; or a folder or hub id.")
+        str, typer.Option(help="sdxl, sd15, flux or sd35 with random weights; or bundled, a folder, file or hub id.")
     ] = "sdxl",
     size: Annotated[str, typer.Option(help="real or small; auto is real on a GPU and small on a CPU.")] = "auto",
     methods: Annotated[
@@ -135,8 +135,9 @@ def _modes(names: list[str], device: torch.device, compile: str, cache: float | 
 
 def _open(name: str, size: str, dtype: str, device: torch.device) -> tuple[Denoiser, Callable[[], EndToEnd]]:
     """The denoiser, and how to build what stands around it."""
-    from toma_diffusion.bench.models import DTYPES, MODELS, build, load
+    from toma_diffusion.bench.models import MODELS, build, load
     from toma_diffusion.bench.pipelines import LoadedParts, RandomParts
+    from toma_diffusion.checkpoints import DTYPES
 
     if size not in SIZES:
         raise ValueError(f"size {size!r} is not known: use one of {', '.join(SIZES)}.")

@@ -61,11 +61,11 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
     from toma_diffusion.api import find_denoiser
     from toma_diffusion.bench.records import gather_facts
     from toma_diffusion.bench.scenario import Method
+    from toma_diffusion.checkpoints import BUNDLED, load_pipeline
     from toma_diffusion.evaluation import BASELINE, Plan, RunFolder, Variant
     from toma_diffusion.evaluation.run import evaluate
     from toma_diffusion.evaluation.table import to_rich
     from toma_diffusion.evaluation.variants import merged_variants
-    from toma_diffusion.generation import BUNDLED, load_pipeline
     from toma_diffusion.metrics import Weights, open_metrics
     from toma_diffusion.report.page import write_report
 

@@ -76,10 +76,10 @@ def evaluate_command(
     from toma_diffusion.api import find_denoiser
     from toma_diffusion.bench.records import gather_facts
     from toma_diffusion.bench.scenario import Resolution, split_list
+    from toma_diffusion.checkpoints import load_pipeline
     from toma_diffusion.evaluation import Plan, RunFolder
     from toma_diffusion.evaluation.run import evaluate
     from toma_diffusion.evaluation.table import to_rich
-    from toma_diffusion.generation import load_pipeline
 
     try:
         where = find_device(device)

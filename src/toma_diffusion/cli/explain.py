@@ -109,7 +109,8 @@ def _explain_model(
     from rich.progress import Progress
 
     from toma_diffusion import __version__
-    from toma_diffusion.generation import Drawing, draw, load_pipeline
+    from toma_diffusion.checkpoints import load_pipeline
+    from toma_diffusion.generation import Drawing, draw
     from toma_diffusion.inspection.clusters import (
         MOST_COLUMNS,
         MOST_ROWS,

@@ -57,7 +57,8 @@ def generate(
 
     from toma_diffusion import apply_toma
     from toma_diffusion.bench.scenario import Method
-    from toma_diffusion.generation import Drawing, load_pipeline, write_png
+    from toma_diffusion.checkpoints import load_pipeline
+    from toma_diffusion.generation import Drawing, write_png
     from toma_diffusion.metrics.base import Sample
     from toma_diffusion.metrics.pixels import Psnr
     from toma_diffusion.report.sheet import make_sheet

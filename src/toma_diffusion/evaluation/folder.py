@@ -12,10 +12,8 @@ Every file appears whole or not at all. What is there counts as done.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -24,6 +22,7 @@ from typing import Any
 
 from toma_diffusion.bench.records import Facts
 from toma_diffusion.evaluation.plan import Item, Plan, Variant
+from toma_diffusion.files import replacing
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,8 @@ class RunFolder:
         if not (path / "run.json").exists():
             date = datetime.now(timezone.utc).isoformat(timespec="seconds")
             settings = {"plan": plan.to_dict(), "facts": asdict(facts), "date": date}
-            write_atomically(path / "run.json", json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+            with replacing(path / "run.json") as file:
+                file.write(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
         folder = cls(path)
         held = folder.plan.to_dict() | asdict(folder.facts)
         for name, wanted in (plan.to_dict() | asdict(facts)).items():
@@ -104,11 +104,10 @@ class RunFolder:
 
     def write_table(self, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:
         """Replace the table."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(self.path / "table.csv", text.getvalue())
+        with replacing(self.path / "table.csv") as file:
+            writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
 
     def table(self) -> list[dict[str, str]]:
         """The rows, one a variant, in the plan's order. What is not known is empty; so is a run without a table yet."""
@@ -122,20 +121,6 @@ class RunFolder:
         return self.path / "scores" / variant.slug / f"{item.name}.json"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that it is never seen half written, whatever kills us."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _read_scores(path: Path) -> Scores:
     if not path.exists():
         return Scores({}, {})
@@ -146,7 +131,8 @@ def _read_scores(path: Path) -> Scores:
 def _write_scores(path: Path, scores: Scores) -> None:
     # JSON knows no infinity, which is the PSNR of equal images.
     values: dict[str, Any] = {n: value if math.isfinite(value) else str(value) for n, value in scores.values.items()}
-    write_atomically(path, json.dumps({"values": values, "sources": scores.sources}, indent=2) + "\n")
+    with replacing(path) as file:
+        file.write(json.dumps({"values": values, "sources": scores.sources}, indent=2) + "\n")
 
 
 def _difference(name: str, held: Any, wanted: Any) -> str:

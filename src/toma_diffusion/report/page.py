@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from toma_diffusion.evaluation.folder import RunFolder, write_atomically
+from toma_diffusion.evaluation.folder import RunFolder
 from toma_diffusion.evaluation.plan import Item
 from toma_diffusion.evaluation.table import FORMATS, HEADINGS
+from toma_diffusion.files import replacing
 from toma_diffusion.report.paper_table import paper_table
 from toma_diffusion.report.pictures import data_uri
 from toma_diffusion.report.plots import legend, speed_against_quality
@@ -88,7 +89,8 @@ def write_report(folder: RunFolder, output: Path | None = None) -> Path:
         script=(ASSETS / "page.js").read_text(encoding="utf-8"),
     )
     path = output or folder.path / REPORT
-    write_atomically(path, page)
+    with replacing(path) as file:
+        file.write(page)
     return path
 
 

@@ -1,0 +1,43 @@
+"""Files are exchanged whole or not at all."""
+
+import pytest
+
+from toma_diffusion.files import replacing
+
+
+def test_a_new_folder_and_any_letters(tmp_path):
+    path = tmp_path / "new" / "file.txt"
+    with replacing(path) as file:
+        file.write("é 苹果\r\n")
+    assert path.read_bytes() == "é 苹果\r\n".encode()
+
+
+def test_bytes(tmp_path):
+    with replacing(tmp_path / "file", "wb") as file:
+        file.write(b"\x00\xff")
+    assert (tmp_path / "file").read_bytes() == b"\x00\xff"
+
+
+def test_until_the_end_the_old_file_stands(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with replacing(path) as file:
+        file.write("new")
+        file.flush()
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+
+    def fail():
+        with replacing(path) as file:
+            file.write("ne")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert [each.name for each in tmp_path.iterdir()] == ["file.txt"]
+    assert path.read_text() == "old"
