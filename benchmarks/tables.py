@@ -98,7 +98,8 @@ def rewritten(page: str) -> str:
 
 def _group(row: Row) -> str:
     side = row["resolution"].partition("x")[0]
-    return f"{row['model']} {side}² {row['dtype']}, batch {row['batch']}, {row['mode']}"
+    how = row["mode"] + (", not compiled" if (row["mode"], row["compile"]) == ("graph", "none") else "")
+    return f"{row['model']} {side}² {row['dtype']}, batch {row['batch']}, {how}"
 
 
 def _label(row: Row) -> str:
