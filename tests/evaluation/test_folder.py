@@ -82,7 +82,7 @@ class TestFolder:
         started = RunFolder.start(tmp_path / "run", PLAN, FACTS)
         opened = RunFolder(tmp_path / "run")
         assert (opened.plan, opened.facts, opened.date) == (PLAN, FACTS, started.date)
-        assert opened.missing(FINE) == PLAN.items
+        assert opened.missing() == [(variant, item) for item in PLAN.items for variant in PLAN.variants]
         assert opened.table() == []
 
     def test_is_no_run(self, tmp_path):

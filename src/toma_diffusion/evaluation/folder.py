@@ -77,9 +77,10 @@ class RunFolder:
         """Of all items, in their order."""
         return [self.image_path(variant, item) for item in self.plan.items]
 
-    def missing(self, variant: Variant) -> list[Item]:
-        """The items that are not drawn yet."""
-        return [item for item in self.plan.items if not self.image_path(variant, item).exists()]
+    def missing(self) -> list[tuple[Variant, Item]]:
+        """The images that are not drawn yet, item by item, each by one variant after the other."""
+        wanted = [(variant, item) for item in self.plan.items for variant in self.plan.variants]
+        return [(variant, item) for variant, item in wanted if not self.image_path(variant, item).exists()]
 
     def item_scores(self, variant: Variant, item: Item) -> Scores:
         """Those of one image; none, if it has not been scored."""
