@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from accelerate import PartialState
 from PIL import Image
 from run_folders import FACTS, finished_run
@@ -204,6 +205,25 @@ class TestAgain:
         assert table["lpips"]
         assert table["psnr"] == without["psnr"]
 
+    def test_a_metric_that_fails_at_the_end_is_told_and_the_others_go_on(self, command, tmp_path, given):
+        (tmp_path / "real").mkdir()
+        (tmp_path / "real" / "broken.png").write_bytes(b"no image")
+        few = ["--methods", "fast", "--ratios", "0.5", "--seeds", "0", "--steps", "1", "--metrics", "psnr,fid"]
+        result = invoke([*command(tmp_path / "run"), *few, "--real-images", str(tmp_path / "real")])
+        assert result.exit_code == 0, result.output
+        assert "broken.png' cannot be read" in result.output
+        row = RunFolder(tmp_path / "run").table()[2]
+        assert (row["fid"], bool(row["psnr"])) == ("", True)
+
+    def test_a_model_trained_anew_in_the_same_folder_is_another(self, whole, command, tmp_path):
+        pipe = load_pipeline(str(pipeline_folder()), "cpu")
+        with torch.no_grad():
+            pipe.unet.conv_in.weight.mul_(1.01)
+        pipe.save_pretrained(tmp_path / pipeline_folder().name)
+        result = invoke(command(whole[0], "--model", str(tmp_path / pipeline_folder().name)))
+        assert result.exit_code == 2
+        assert "Its weights is " in result.output
+
     def test_other_settings_are_refused(self, whole, command):
         result = invoke(command(whole[0], "--guidance", "3"))
         assert result.exit_code == 2
@@ -217,6 +237,7 @@ class TestAgain:
             (("--metrics", "vmaf"), "metric 'vmaf' is not known"),
             (("--size", "100"), "resolution '100' is not allowed"),
             (("--device", "gpu"), "device 'gpu' is not known"),
+            (("--seeds", str(2**64)), "seed=18446744073709551616 is not allowed"),
         ],
     )
     def test_mistakes_are_named(self, more, message, command, tmp_path):
@@ -224,6 +245,12 @@ class TestAgain:
         assert result.exit_code == 2
         assert message in " ".join(result.output.replace("│", "").split())
         assert not (tmp_path / "run").exists()
+
+    def test_a_file_in_the_folder_s_place(self, command, tmp_path):
+        (tmp_path / "run").touch()
+        result = invoke(command(tmp_path / "run"))
+        assert result.exit_code == 2
+        assert "File exists" in result.output
 
 
 def test_a_table_of_the_paper(command, tmp_path):

@@ -64,6 +64,8 @@ class TestPlan:
         [
             ({"prompts": ()}, "at least one prompt"),
             ({"steps": 0}, "steps=0"),
+            ({"seeds": (0, 2**64)}, "seed=18446744073709551616 is not allowed"),
+            ({"width": 64}, "give both, or neither"),
             ({"seeds": (1, 1)}, "seed 1 is given twice"),
             ({"variants": (Variant("toma", ToMAConfig()),)}, "must be the baseline"),
             (
@@ -89,11 +91,18 @@ class TestFolder:
         with pytest.raises(ValueError, match=r"is not a run of `toma eval`: it has no run\.json"):
             RunFolder(tmp_path)
 
+    @pytest.mark.parametrize("written", ["{", "[]", "{}", '{"plan": {"model": "x", "colour": 1}}'])
+    def test_a_damaged_run_is_told(self, written, tmp_path):
+        (tmp_path / "run.json").write_text(written)
+        with pytest.raises(ValueError, match=r"run\.json' cannot be read, it may be of another version"):
+            RunFolder(tmp_path)
+
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
             ({"steps": 4}, "Its steps is 3, now 4 is asked for"),
             ({"prompts": (*PLAN.prompts, "a tree")}, "1 prompts asked for now are not in it, as 'a tree'"),
+            ({"weights": "0123abcd"}, "Its weights is '', now '0123abcd' is asked for"),
             ({"seeds": (7, 0)}, "The seeds have another order"),
             ({"variants": PLAN.variants[:-1]}, "1 of its variants are not asked for now, as 'todo 0.75'"),
             (

@@ -45,11 +45,16 @@ class RunFolder:
         self.path = path
         try:
             written = json.loads((path / "run.json").read_text(encoding="utf-8"))
+            self.plan: Plan = Plan.from_dict(written["plan"])
+            self.facts: Facts = Facts(**written["facts"])
+            self.date: str = written["date"]
         except FileNotFoundError as error:
             raise ValueError(f"{str(path)!r} is not a run of `toma eval`: it has no run.json.") from error
-        self.plan = Plan.from_dict(written["plan"])
-        self.facts = Facts(**written["facts"])
-        self.date: str = written["date"]
+        except (ValueError, LookupError, TypeError) as error:  # not JSON; fields are missing, or not known
+            raise ValueError(
+                f"{str(path / 'run.json')!r} cannot be read, it may be of another version ({error!r}): "
+                "give another folder, or delete that one."
+            ) from error
 
     @classmethod
     def start(cls, path: Path, plan: Plan, facts: Facts) -> RunFolder:
