@@ -133,6 +133,13 @@ class TestFolder:
         assert folder.item_scores(FINE, Item(0, "a red apple", 0)).values == {}
         assert "Infinity" not in "".join(path.read_text() for path in tmp_path.rglob("*.json"))
 
+    def test_damaged_scores_are_named(self, tmp_path):
+        folder = RunFolder.start(tmp_path, PLAN, FACTS)
+        folder.write_joint_scores(FINE, Scores({"fid": 2.0}, {"fid": "weights 2"}))
+        (tmp_path / "scores" / f"{FINE.slug}.json").write_text("")
+        with pytest.raises(ValueError, match=rf"{FINE.slug}\.json' holds no scores .*: delete it"):
+            folder.joint_scores(FINE)
+
     def test_weights_tell_scores_apart(self):
         scores = Scores({"psnr": 1.0, "lpips": 0.1}, {"psnr": "", "lpips": "weights 1"})
         assert scores.has("psnr", "")

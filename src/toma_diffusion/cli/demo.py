@@ -26,6 +26,8 @@ METHODS: tuple[tuple[str, tuple[float, ...]], ...] = (
     ("tofu", (0.5,)),
     ("todo", (0.75,)),  # it keeps every second row and column, and knows nothing between that and all
 )
+METRICS = ("mse", "psnr", "ssim", "lpips")
+"""The last where its weights are given, which may be later."""
 GRID = "grid.png"
 
 
@@ -70,7 +72,7 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
         prompts=PROMPTS,
         seeds=SEEDS,
         variants=(Variant(BASELINE), *merged),
-        metrics=("mse", "psnr", "ssim", *(["lpips"] if lpips_weights else [])),
+        metrics=METRICS,
         steps=steps,
         guidance=GUIDANCE,
         dtype=str(pipe.dtype).removeprefix("torch."),
@@ -79,7 +81,8 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
     if fresh:
         _clear(output)
     folder = RunFolder.start(output, plan, gather_facts(pipe.device))
-    metrics = open_metrics(plan.metrics, Weights(lpips=lpips_weights), pipe.device)
+    possible = [name for name in METRICS if name != "lpips" or lpips_weights]
+    metrics = open_metrics(possible, Weights(lpips=lpips_weights), pipe.device)
     for sentence in metrics.missing:
         console.print(sentence, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

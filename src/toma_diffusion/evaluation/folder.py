@@ -130,8 +130,11 @@ class RunFolder:
 def _read_scores(path: Path) -> Scores:
     if not path.exists():
         return Scores({}, {})
-    written = json.loads(path.read_text(encoding="utf-8"))
-    return Scores({name: float(value) for name, value in written["values"].items()}, written["sources"])
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+        return Scores({name: float(value) for name, value in written["values"].items()}, written["sources"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{str(path)!r} holds no scores ({error!r}): delete it, and run the same again.") from error
 
 
 def _write_scores(path: Path, scores: Scores) -> None:
