@@ -40,8 +40,8 @@ def generate(
         float | None, typer.Option(help="Higher follows the prompt more closely; if not given, the pipeline's own.")
     ] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What not to draw.")] = None,
-    width: Annotated[int | None, typer.Option(help="In pixels; if not given, the pipeline's own.")] = None,
-    height: Annotated[int | None, typer.Option(help="In pixels; if not given, the pipeline's own.")] = None,
+    width: Annotated[int | None, typer.Option(help="In pixels, with --height; else the pipeline's own.")] = None,
+    height: Annotated[int | None, typer.Option(help="In pixels, with --width; else the pipeline's own.")] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Write a side-by-side: without merging, with merging.")
     ] = False,
