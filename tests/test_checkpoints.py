@@ -7,7 +7,7 @@ from tiny_text import pipeline_folder
 
 from toma_diffusion import checkpoints
 from toma_diffusion.bench.models import load
-from toma_diffusion.checkpoints import load_pipeline
+from toma_diffusion.checkpoints import fingerprint, load_pipeline, public_name
 from toma_diffusion.generation import Drawing, draw
 
 
@@ -81,3 +81,18 @@ def test_the_bundled_model_can_be_timed(monkeypatch, tmp_path):
     monkeypatch.setattr(checkpoints, "__file__", str(tmp_path / "checkpoints.py"))
     denoiser = load("bundled", device=torch.device("cpu"))
     assert (denoiser.name, denoiser.default_resolution) == ("bundled", 64)
+
+
+def test_a_fingerprint_tells_weights_apart():
+    first, second = (load_pipeline(str(pipeline_folder()), device="cpu") for _ in range(2))
+    assert fingerprint(first) == fingerprint(second)
+    with torch.no_grad():
+        second.text_encoder.get_input_embeddings().weight.add_(1e-3)
+    assert fingerprint(first) != fingerprint(second)
+
+
+def test_public_names_do_not_say_where_a_model_lies(monkeypatch, tmp_path):
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path / "model")
+    assert [public_name(model) for model in (".", str(tmp_path / "model"), "../model/")] == ["model"] * 3
+    assert [public_name(model) for model in ("owner/name", "bundled")] == ["owner/name", "bundled"]

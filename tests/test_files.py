@@ -2,7 +2,7 @@
 
 import pytest
 
-from toma_diffusion.files import replacing
+from toma_diffusion.files import check_writable, replacing
 
 
 def test_a_new_folder_and_any_letters(tmp_path):
@@ -41,3 +41,18 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
         fail()
     assert [each.name for each in tmp_path.iterdir()] == ["file.txt"]
     assert path.read_text() == "old"
+
+
+class TestCheckWritable:
+    def test_leaves_nothing_but_the_folder(self, tmp_path):
+        check_writable(tmp_path / "new" / "file.txt")
+        assert [path.name for path in tmp_path.rglob("*")] == ["new"]
+
+    def test_a_folder_in_the_file_s_place(self, tmp_path):
+        with pytest.raises(ValueError, match="is a folder: give the name of a file"):
+            check_writable(tmp_path)
+
+    def test_a_file_in_the_folder_s_place(self, tmp_path):
+        (tmp_path / "file").touch()
+        with pytest.raises(OSError, match="file"):
+            check_writable(tmp_path / "file" / "image.png")

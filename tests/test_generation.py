@@ -42,9 +42,22 @@ class TestDraw:
         with pytest.raises(ValueError, match="negative_prompt='x' cannot be given to a Plain"):
             draw(Plain(), Drawing("a shoe", negative_prompt="x"))
 
-    def test_steps_are_checked(self):
-        with pytest.raises(ValueError, match="steps=0 is not allowed"):
-            Drawing("a shoe", steps=0)
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"steps": 0}, "steps=0 is not allowed"),
+            ({"seed": 2**64}, "seed=18446744073709551616 is not allowed"),
+            ({"width": 80}, "width=80, height=None is not allowed: give both"),
+            ({"height": 80}, "width=None, height=80 is not allowed: give both"),
+        ],
+    )
+    def test_mistakes_are_named(self, settings, message):
+        with pytest.raises(ValueError, match=message):
+            Drawing("a shoe", **settings)
+
+    @pytest.mark.parametrize("seed", [-1, 2**64 - 1])
+    def test_every_seed_of_torch_is_taken(self, seed):
+        assert draw(text_pipeline(), Drawing("a shoe", seed=seed, steps=1)).size == (64, 64)
 
 
 def with_embeddings(pipe, prompts):

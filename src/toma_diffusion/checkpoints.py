@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import warnings
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from toma_diffusion.api import DENOISERS
 
@@ -20,6 +22,8 @@ HUB_ID = r"[\w.-]+/[\w.-]+"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 IN_BFLOAT16 = ("FluxTransformer2DModel", "SD3Transformer2DModel", "FluxPipeline", "StableDiffusion3Pipeline")
 """Denoisers, and pipelines of them, that are run in bfloat16; the others are in float16."""
+HASHED_NUMBERS = 64
+"""Of every weight, about."""
 SINGLE_FILES: Mapping[str, str] = {
     "double_blocks.": "FluxPipeline",
     "joint_blocks.": "StableDiffusion3Pipeline",
@@ -71,6 +75,25 @@ def open_pipeline(model: str, dtype: torch.dtype | None = None) -> DiffusionPipe
 def can_be_opened(model: str) -> bool:
     """Whether that may be a model: it is there, or it has the form of an id of the hub."""
     return model == BUNDLED or Path(model).exists() or re.fullmatch(HUB_ID, model) is not None
+
+
+def public_name(model: str) -> str:
+    """What to call a model in files that others may read: not where it lies on this machine."""
+    return Path(model).resolve().name if Path(model).exists() else model
+
+
+def fingerprint(pipe: Any) -> str:
+    """Tells a pipeline from another with other weights: a hash of some numbers of every weight. To hash all numbers of
+    a large model would take a minute."""
+    digest = hashlib.sha256()
+    for part, module in sorted(pipe.components.items()):
+        if isinstance(module, nn.Module):
+            for name, tensor in sorted(module.state_dict().items()):
+                numbers = tensor.detach().flatten()
+                some = numbers[:: max(1, len(numbers) // HASHED_NUMBERS)].float().cpu()
+                digest.update(f"{part}.{name} {tuple(tensor.shape)}".encode())
+                digest.update(some.numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def _load_folder(source: str, dtype: torch.dtype | None) -> Any:

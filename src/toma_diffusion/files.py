@@ -6,7 +6,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
+
+
+def check_writable(path: Path) -> None:
+    """Find out before long work whether its result can be written there. Makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder: give the name of a file.")
+    with TemporaryFile(dir=path.parent):
+        pass
 
 
 @contextmanager

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 SETTINGS_KEY = "toma"
 """The name of the text in a PNG that holds the settings."""
 
+SEEDS = range(-(2**63), 2**64)
+"""What torch takes."""
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -37,6 +40,11 @@ class Drawing:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps={self.steps} is not allowed: it must be 1 or more.")
+        if self.seed not in SEEDS:
+            raise ValueError(f"seed={self.seed} is not allowed: it must be from {SEEDS[0]} to {SEEDS[-1]}.")
+        if (self.width is None) != (self.height is None):
+            # Some pipelines of diffusers take their own size if one of the two is missing, without a word.
+            raise ValueError(f"width={self.width}, height={self.height} is not allowed: give both, or neither.")
 
 
 def draw(pipe: Any, drawing: Drawing, on_step: Callable[[int], None] | None = None) -> Image:

@@ -3,6 +3,7 @@
 import pytest
 from PIL import Image
 from tiny_text import pipeline_folder
+from tiny_weights import lpips_file
 from typer.testing import CliRunner
 
 from toma_diffusion import checkpoints
@@ -44,9 +45,12 @@ def test_everything_is_written_and_told(tmp_path):
     assert grid.width > 7 * 64
     assert grid.height > len(PROMPTS) * 64
 
-    # The same again draws nothing anew; other settings are refused, unless the run is to start over.
+    # The same again draws nothing anew, also with the weights of another metric. Other settings are refused, unless
+    # the run is to start over.
     drawn = {path: path.stat().st_mtime_ns for path in output.rglob("images/*/*.png")}
-    assert invoke("--steps", "2", "--output", str(output)).exit_code == 0
+    assert "LPIPS" not in invoke("--steps", "2", "--output", str(output)).output
+    weights = str(lpips_file(tmp_path))
+    assert "LPIPS" in invoke("--steps", "2", "--output", str(output), "--lpips-weights", weights).output
     assert {path: path.stat().st_mtime_ns for path in output.rglob("images/*/*.png")} == drawn
     refused = invoke("--steps", "1", "--output", str(output))
     assert refused.exit_code == 2

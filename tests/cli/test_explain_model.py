@@ -11,12 +11,23 @@ from toma_diffusion.cli import app
 
 
 def invoke(*arguments: str):
-    return CliRunner().invoke(app, ["explain", "--device", "cpu", *arguments], env={"COLUMNS": "300"})
+    return CliRunner().invoke(app, ["explain", *arguments], env={"COLUMNS": "300"})
 
 
 def test_both_pictures_and_their_rows(tmp_path):
     output = tmp_path / "new" / "look.png"
-    result = invoke("--model", str(pipeline_folder()), "--prompt", "a shoe", "--steps", "12", "--output", str(output))
+    result = invoke(
+        "--model",
+        str(pipeline_folder()),
+        "--device",
+        "cpu",
+        "--prompt",
+        "a shoe",
+        "--steps",
+        "12",
+        "--output",
+        str(output),
+    )
     assert result.exit_code == 0, result.output
     for name in ("destinations", "hidden-states"):
         assert Image.open(output.with_name(f"look-{name}.png")).width > 600
@@ -35,6 +46,8 @@ def test_both_pictures_and_their_rows(tmp_path):
         (["picture.png", "--model", "bundled"], "not both"),
         (["--model", "nowhere"], "'nowhere' is not known"),
         (["--model", "x/y", "--steps", "0"], "steps=0 is not allowed"),
+        (["--model", "x/y", "--scale", "10"], "--scale counts only without --model"),
+        (["--prompt", "a shoe"], "--prompt counts only with --model"),
     ],
 )
 def test_wrong_input_is_quoted(arguments, message, tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """`toma generate`."""
 
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -50,6 +52,30 @@ def test_other_methods_and_their_own_ratio(tmp_path):
     assert read_settings(tmp_path / "image.png")["config"]["ratio"] == 0.75
 
 
+def test_an_output_that_cannot_be_written_is_told_before_anything_is_drawn(tmp_path):
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").touch()
+    for output in (tmp_path / "folder.png", tmp_path / "file" / "image.png"):
+        result = invoke("--output", str(output))
+        assert result.exit_code == 2
+        assert str(output.parent) in result.output
+        assert "with merging" not in result.output
+
+
+def test_brackets_in_a_name_are_no_markup(tmp_path):
+    result = invoke("--output", str(tmp_path / "a[/b] [red].png"))
+    assert result.exit_code == 0, result.output
+    assert "a[/b] [red].png" in result.output
+
+
+def test_only_a_comparison_needs_the_metrics(tmp_path, monkeypatch):
+    for name in {"torchmetrics", *sys.modules}:
+        if name.startswith(("torchmetrics", "toma_diffusion.metrics")):
+            monkeypatch.setitem(sys.modules, name, None)
+    result = invoke("--output", str(tmp_path / "image.png"))
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -61,6 +87,9 @@ def test_other_methods_and_their_own_ratio(tmp_path):
         (["--model", "nowhere"], "'nowhere' is not known"),
         (["--dtype", "half"], "'half' is not known"),
         (["--device", "gpu"], "device 'gpu' is not known"),
+        (["--width", "80"], "width=80, height=None is not allowed"),
+        (["--width", "81", "--height", "64"], "divisible by 8"),  # as diffusers says
+        (["--steps", "1001"], "1001 cannot be larger"),
     ],
 )
 def test_wrong_input_is_quoted(arguments, message, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """The command `toma eval` on a tiny pipeline: its table, and what is left of a run that is killed."""
 
 import csv
+import math
 import os
 import signal
 import subprocess
@@ -10,14 +11,23 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from accelerate import PartialState
 from PIL import Image
+from run_folders import FACTS, finished_run
 from tiny_text import PROMPTS, pipeline_folder
 from tiny_weights import inception_file, lpips_file
 from typer.testing import CliRunner
 
+from toma_diffusion.bench.scenario import Method
+from toma_diffusion.checkpoints import load_pipeline
 from toma_diffusion.cli import app
-from toma_diffusion.evaluation import RunFolder
+from toma_diffusion.evaluation import Plan, RunFolder, Scores
+from toma_diffusion.evaluation.run import evaluate
+from toma_diffusion.evaluation.table import rows_of
+from toma_diffusion.evaluation.variants import UNMERGED, merged_variants
 from toma_diffusion.generation import read_settings
+from toma_diffusion.metrics import MetricSet
 
 SRC = Path(__file__).parents[2] / "src"
 STEPS = 8
@@ -133,6 +143,16 @@ class TestTable:
         expected = sum(each["mse"] for each in scores.values()) / 6
         assert float(folder.table()[2]["mse"]) == pytest.approx(expected, rel=1e-4)
 
+    def test_one_image_like_its_reference_does_not_make_psnr_infinite(self, tmp_path):
+        folder = finished_run(tmp_path / "run")
+        variant, (first, second) = folder.plan.variants[2], folder.plan.items
+        for item, psnr in ((first, 30.0), (second, math.inf)):
+            folder.write_item_scores(variant, item, Scores({"psnr": psnr}, {"psnr": ""}))
+        # Half the squared error of the one that differs: 3 dB more.
+        assert float(rows_of(folder)[2]["psnr"]) == pytest.approx(33.01, abs=0.01)
+        folder.write_item_scores(variant, first, Scores({"psnr": math.inf}, {"psnr": ""}))
+        assert rows_of(folder)[2]["psnr"] == "inf"
+
     def test_images_say_how_they_were_drawn(self, whole):
         folder = RunFolder(whole[0])
         variant, item = folder.plan.variants[3], folder.plan.items[5]
@@ -140,6 +160,23 @@ class TestTable:
         assert (settings["prompt"], settings["seed"], settings["steps"]) == (item.prompt, item.seed, STEPS)
         assert settings["variant"]["config"]["ratio"] == 0.75
         assert settings["seconds"] == folder.scores(variant)[item.name]["seconds"]
+
+    def test_variants_take_turns(self, whole):
+        plan = RunFolder(whole[0]).plan
+        drawn = sorted(times_of(whole[0]).items(), key=lambda each: each[1])
+        assert [(path.stem, path.parent.name) for path, _ in drawn] == [
+            (item.name, variant.slug) for item in plan.items for variant in plan.variants
+        ]
+
+    def test_every_variant_is_warmed_up_once(self, tmp_path):
+        pipe = load_pipeline(str(pipeline_folder()), "cpu")
+        decoded = []
+        pipe.vae.decoder.register_forward_hook(lambda *_: decoded.append(1))
+        merged = merged_variants(pipe.unet, [Method("tomesd")], [0.25, 0.5])
+        plan = Plan(model="", prompts=PROMPTS, seeds=(0,), variants=(*UNMERGED, *merged), metrics=(), steps=1)
+        folder = RunFolder.start(tmp_path / "run", plan, FACTS)
+        evaluate(folder, pipe, MetricSet(), PartialState(cpu=True))
+        assert len(decoded) == 4 * len(PROMPTS) + 4
 
     def test_what_is_printed(self, whole):
         assert "Left out: todo cannot have ratio 0.5." in whole[1]
@@ -168,6 +205,25 @@ class TestAgain:
         assert table["lpips"]
         assert table["psnr"] == without["psnr"]
 
+    def test_a_metric_that_fails_at_the_end_is_told_and_the_others_go_on(self, command, tmp_path, given):
+        (tmp_path / "real").mkdir()
+        (tmp_path / "real" / "broken.png").write_bytes(b"no image")
+        few = ["--methods", "fast", "--ratios", "0.5", "--seeds", "0", "--steps", "1", "--metrics", "psnr,fid"]
+        result = invoke([*command(tmp_path / "run"), *few, "--real-images", str(tmp_path / "real")])
+        assert result.exit_code == 0, result.output
+        assert "broken.png' cannot be read" in result.output
+        row = RunFolder(tmp_path / "run").table()[2]
+        assert (row["fid"], bool(row["psnr"])) == ("", True)
+
+    def test_a_model_trained_anew_in_the_same_folder_is_another(self, whole, command, tmp_path):
+        pipe = load_pipeline(str(pipeline_folder()), "cpu")
+        with torch.no_grad():
+            pipe.unet.conv_in.weight.mul_(1.01)
+        pipe.save_pretrained(tmp_path / pipeline_folder().name)
+        result = invoke(command(whole[0], "--model", str(tmp_path / pipeline_folder().name)))
+        assert result.exit_code == 2
+        assert "Its weights is " in result.output
+
     def test_other_settings_are_refused(self, whole, command):
         result = invoke(command(whole[0], "--guidance", "3"))
         assert result.exit_code == 2
@@ -181,6 +237,7 @@ class TestAgain:
             (("--metrics", "vmaf"), "metric 'vmaf' is not known"),
             (("--size", "100"), "resolution '100' is not allowed"),
             (("--device", "gpu"), "device 'gpu' is not known"),
+            (("--seeds", str(2**64)), "seed=18446744073709551616 is not allowed"),
         ],
     )
     def test_mistakes_are_named(self, more, message, command, tmp_path):
@@ -188,6 +245,12 @@ class TestAgain:
         assert result.exit_code == 2
         assert message in " ".join(result.output.replace("│", "").split())
         assert not (tmp_path / "run").exists()
+
+    def test_a_file_in_the_folder_s_place(self, command, tmp_path):
+        (tmp_path / "run").touch()
+        result = invoke(command(tmp_path / "run"))
+        assert result.exit_code == 2
+        assert "File exists" in result.output
 
 
 def test_a_table_of_the_paper(command, tmp_path):

@@ -64,6 +64,8 @@ class TestPlan:
         [
             ({"prompts": ()}, "at least one prompt"),
             ({"steps": 0}, "steps=0"),
+            ({"seeds": (0, 2**64)}, "seed=18446744073709551616 is not allowed"),
+            ({"width": 64}, "give both, or neither"),
             ({"seeds": (1, 1)}, "seed 1 is given twice"),
             ({"variants": (Variant("toma", ToMAConfig()),)}, "must be the baseline"),
             (
@@ -82,11 +84,17 @@ class TestFolder:
         started = RunFolder.start(tmp_path / "run", PLAN, FACTS)
         opened = RunFolder(tmp_path / "run")
         assert (opened.plan, opened.facts, opened.date) == (PLAN, FACTS, started.date)
-        assert opened.missing(FINE) == PLAN.items
+        assert opened.missing() == [(variant, item) for item in PLAN.items for variant in PLAN.variants]
         assert opened.table() == []
 
     def test_is_no_run(self, tmp_path):
         with pytest.raises(ValueError, match=r"is not a run of `toma eval`: it has no run\.json"):
+            RunFolder(tmp_path)
+
+    @pytest.mark.parametrize("written", ["{", "[]", "{}", '{"plan": {"model": "x", "colour": 1}}'])
+    def test_a_damaged_run_is_told(self, written, tmp_path):
+        (tmp_path / "run.json").write_text(written)
+        with pytest.raises(ValueError, match=r"run\.json' cannot be read, it may be of another version"):
             RunFolder(tmp_path)
 
     @pytest.mark.parametrize(
@@ -94,6 +102,7 @@ class TestFolder:
         [
             ({"steps": 4}, "Its steps is 3, now 4 is asked for"),
             ({"prompts": (*PLAN.prompts, "a tree")}, "1 prompts asked for now are not in it, as 'a tree'"),
+            ({"weights": "0123abcd"}, "Its weights is '', now '0123abcd' is asked for"),
             ({"seeds": (7, 0)}, "The seeds have another order"),
             ({"variants": PLAN.variants[:-1]}, "1 of its variants are not asked for now, as 'todo 0.75'"),
             (
@@ -123,6 +132,13 @@ class TestFolder:
         assert folder.joint_scores(FINE).values == {"fid": 2.0}
         assert folder.item_scores(FINE, Item(0, "a red apple", 0)).values == {}
         assert "Infinity" not in "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+
+    def test_damaged_scores_are_named(self, tmp_path):
+        folder = RunFolder.start(tmp_path, PLAN, FACTS)
+        folder.write_joint_scores(FINE, Scores({"fid": 2.0}, {"fid": "weights 2"}))
+        (tmp_path / "scores" / f"{FINE.slug}.json").write_text("")
+        with pytest.raises(ValueError, match=rf"{FINE.slug}\.json' holds no scores .*: delete it"):
+            folder.joint_scores(FINE)
 
     def test_weights_tell_scores_apart(self):
         scores = Scores({"psnr": 1.0, "lpips": 0.1}, {"psnr": "", "lpips": "weights 1"})

@@ -38,6 +38,14 @@ class TestFiles:
         with pytest.raises(ValueError, match=message):
             load_prompts(write(tmp_path / name, text))
 
+    @pytest.mark.parametrize(
+        ("name", "written"), [("latin.txt", "café".encode("latin-1")), ("long.csv", b"prompt\n" + b"x" * 140_000)]
+    )
+    def test_what_cannot_be_read_is_named(self, name, written, tmp_path):
+        (tmp_path / name).write_bytes(written)
+        with pytest.raises(ValueError, match=rf"{name}': the file is not text in UTF-8, or not CSV"):
+            load_prompts(str(tmp_path / name))
+
     def test_no_file(self):
         with pytest.raises(ValueError, match="there is no such file"):
             load_prompts("nowhere.txt")

@@ -1,5 +1,6 @@
 """The paper's Figures 3, 4 and 9, and merge maps."""
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -7,7 +8,7 @@ from tiny_text import text_pipeline
 
 from toma_diffusion import Action, Grid, MergePlan, ToMAConfig, apply_toma
 from toma_diffusion.generation import Drawing, draw
-from toma_diffusion.inspection.clusters import ClusterRecorder, choose_evenly, recolor, short_name
+from toma_diffusion.inspection.clusters import ClusterRecorder, choose_evenly, draw_clusters, recolor, short_name
 from toma_diffusion.inspection.merge_map import MergeMapRecorder, draw_merge_maps, targets_of
 from toma_diffusion.inspection.overlap import OverlapRecorder
 from toma_diffusion.inspection.watch import Sight
@@ -49,6 +50,16 @@ class TestClusters:
         recolored = recolor(image, grid, labels).reshape(64, 3)
         assert torch.allclose(recolored[left], torch.tensor([1.0, 0, 0]))
         assert torch.allclose(recolored[~left], torch.tensor([0, 0, 1.0]))
+
+    def test_a_prompt_is_no_formula_and_is_not_cut(self, tmp_path):
+        recorder = ClusterRecorder([0], ["a"])
+        recorder(sight(0, torch.randn(64, 2)))
+        image = Image.new("RGB", (16, 16), "red")
+        for name, title in (("short.png", "bills"), ("long.png", r"bills of $5 and $\5_{ dollars " * 4)):
+            draw_clusters(image, recorder, title, tmp_path / name)
+        # The long one takes several lines above pictures that are smaller for it; at both sides there is white.
+        columns = np.asarray(Image.open(tmp_path / "long.png").convert("L")).min(axis=0)
+        assert columns[0] == columns[-1] == 255
 
     def test_a_few_of_many(self):
         assert choose_evenly(range(3), 6) == [0, 1, 2]

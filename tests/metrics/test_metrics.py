@@ -155,6 +155,17 @@ class TestInception:
         with pytest.raises(UnavailableError, match="no images"):
             Inception(("fid",), inception_file(folders), folders / "empty", CPU)
 
+    def test_another_network_is_told_at_once(self, folders):
+        torch.jit.script(torch.nn.Conv2d(1, 1, 1)).save(str(folders / "other.pt"))
+        with pytest.raises(UnavailableError, match=r"other\.pt' does not give features of 299×299 images"):
+            Inception(("fid",), folders / "other.pt", folders / "real", CPU)
+
+    def test_a_broken_image_is_named(self, folders):
+        (folders / "real" / "broken.png").write_bytes(b"no image")
+        metric = Inception(("fid",), inception_file(folders), folders / "real", CPU)
+        with pytest.raises(UnavailableError, match=r"broken\.png' cannot be read"):
+            metric.scores(sorted((folders / "drawn").iterdir()))
+
 
 class TestOpening:
     def test_what_cannot_be_loaded_is_said_and_the_others_go_on(self, tmp_path):

@@ -156,6 +156,12 @@ class TestCommand:
         assert "page.html (0.0 MiB)" in result.output
         assert (tmp_path / "new" / "page.html").read_text().startswith("<!doctype html>")
 
+    def test_an_output_that_cannot_be_written_is_told(self, run, tmp_path):
+        result = CliRunner().invoke(app, ["report", str(run.path), "--output", str(tmp_path)], env={"COLUMNS": "300"})
+        assert result.exit_code == 2
+        assert "directory" in result.output
+        assert not list(tmp_path.iterdir())
+
     def test_what_is_no_finished_run_is_refused(self, tmp_path):
         result = CliRunner().invoke(app, ["report", str(tmp_path)], env={"COLUMNS": "300"})
         assert result.exit_code == 2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toma_diffusion.cli.options import find_device
+from toma_diffusion.cli.options import find_device, mistakes_told
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,9 +26,12 @@ METHODS: tuple[tuple[str, tuple[float, ...]], ...] = (
     ("tofu", (0.5,)),
     ("todo", (0.75,)),  # it keeps every second row and column, and knows nothing between that and all
 )
+METRICS = ("mse", "psnr", "ssim", "lpips")
+"""The last where its weights are given, which may be later."""
 GRID = "grid.png"
 
 
+@mistakes_told("metrics,report")
 def demo(
     output: Annotated[Path, typer.Option(help="Folder to write to; what it holds of the same run is kept.")] = Path(
         "demo"
@@ -43,15 +46,7 @@ def demo(
     """Draw a few images without merging, with ToMA at three ratios and with other methods, and compare them."""
     from rich.console import Console
 
-    console = Console()
-    try:
-        _demo(console, output, steps, lpips_weights, device, fresh)
-    except ImportError as error:
-        raise typer.BadParameter(
-            f"{error}. Install what is missing: pip install 'toma-diffusion[metrics,report]'."
-        ) from error
-    except (ValueError, FileNotFoundError) as error:
-        raise typer.BadParameter(str(error)) from error
+    _demo(Console(markup=False), output, steps, lpips_weights, device, fresh)
 
 
 def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None, device: str, fresh: bool) -> None:
@@ -61,7 +56,7 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
     from toma_diffusion.api import find_denoiser
     from toma_diffusion.bench.records import gather_facts
     from toma_diffusion.bench.scenario import Method
-    from toma_diffusion.checkpoints import BUNDLED, load_pipeline
+    from toma_diffusion.checkpoints import BUNDLED, fingerprint, load_pipeline
     from toma_diffusion.evaluation import BASELINE, Plan, RunFolder, Variant
     from toma_diffusion.evaluation.run import evaluate
     from toma_diffusion.evaluation.table import to_rich
@@ -77,15 +72,17 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
         prompts=PROMPTS,
         seeds=SEEDS,
         variants=(Variant(BASELINE), *merged),
-        metrics=("mse", "psnr", "ssim", *(["lpips"] if lpips_weights else [])),
+        metrics=METRICS,
         steps=steps,
         guidance=GUIDANCE,
         dtype=str(pipe.dtype).removeprefix("torch."),
+        weights=fingerprint(pipe),
     )
     if fresh:
         _clear(output)
     folder = RunFolder.start(output, plan, gather_facts(pipe.device))
-    metrics = open_metrics(plan.metrics, Weights(lpips=lpips_weights), pipe.device)
+    possible = [name for name in METRICS if name != "lpips" or lpips_weights]
+    metrics = open_metrics(possible, Weights(lpips=lpips_weights), pipe.device)
     for sentence in metrics.missing:
         console.print(sentence, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toma_diffusion.cli.options import find_device, numbers
+from toma_diffusion.cli.options import find_device, mistakes_told, numbers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +20,7 @@ METHODS, RATIOS, STEPS = "toma,fast,tomesd", "0.25,0.5,0.75", 20
 PAPER_STEPS, PAPER_STEPS_OF_FLUX = 50, 35
 
 
+@mistakes_told("metrics")
 def evaluate_command(
     prompts: Annotated[
         str, typer.Option(help="A text file, one prompt a line; a CSV file with a column prompt; or imagenet.")
@@ -63,65 +65,61 @@ def evaluate_command(
 
     On many GPUs: accelerate launch -m toma_diffusion.cli eval ...
     """
-    try:
-        from accelerate import PartialState
-
-        from toma_diffusion.metrics import METRICS, Weights, open_metrics
-        from toma_diffusion.metrics.features import CLIP, DINO
-    except ImportError as error:
-        raise typer.BadParameter(f"{error}. Install what is missing: pip install 'toma-diffusion[metrics]'.") from error
+    from accelerate import PartialState
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from toma_diffusion.api import find_denoiser
     from toma_diffusion.bench.records import gather_facts
     from toma_diffusion.bench.scenario import Resolution, split_list
-    from toma_diffusion.checkpoints import load_pipeline
+    from toma_diffusion.checkpoints import fingerprint, load_pipeline, public_name
     from toma_diffusion.evaluation import Plan, RunFolder
     from toma_diffusion.evaluation.run import evaluate
     from toma_diffusion.evaluation.table import to_rich
+    from toma_diffusion.metrics import METRICS, Weights, open_metrics
+    from toma_diffusion.metrics.features import CLIP, DINO
 
-    try:
-        where = find_device(device)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    where = find_device(device)
     # Processes wait for each other between phases only, and these may be long.
     state = PartialState(cpu=where.type == "cpu", timeout=timedelta(days=1))
     where = state.device if state.num_processes > 1 else where
-    console = Console(quiet=not state.is_main_process)
-    try:
-        chosen_prompts, chosen_seeds = _items(prompts, template, seeds, protocol)
-        resolution = Resolution.parse(size, 8) if size else None
-        chosen_metrics = tuple(split_list(metrics)) or METRICS
-        weights = Weights(lpips_weights, inception_weights, real_images, dino or DINO, clip or CLIP)
-        opened = open_metrics(chosen_metrics, weights, where)
-        pipe = load_pipeline(model, str(where), dtype or None)
-        denoiser = find_denoiser(pipe)
-        plan = Plan(
-            model=Path(model).name if Path(model).exists() else model,
-            prompts=chosen_prompts,
-            seeds=chosen_seeds,
-            variants=tuple(_variants(denoiser, methods, ratios, paper, console)),
-            metrics=chosen_metrics,
-            steps=_steps(steps, denoiser, as_paper=bool(paper or protocol)),
-            guidance=guidance,
-            width=resolution.width if resolution else None,
-            height=resolution.height if resolution else None,
-            dtype=str(pipe.dtype).removeprefix("torch."),
-            paper=paper,
-        )
-        with state.main_process_first():
-            folder = RunFolder.start(output, plan, gather_facts(where, commit))
-    except (ValueError, FileNotFoundError) as error:
-        raise typer.BadParameter(str(error)) from error
-
-    for reason in opened.missing:
-        console.print(f"Left out: {reason}", markup=False, highlight=False, soft_wrap=True)
+    console = Console(markup=False, quiet=not state.is_main_process)
+    chosen_prompts, chosen_seeds = _items(prompts, template, seeds, protocol)
+    resolution = Resolution.parse(size, 8) if size else None
+    chosen_metrics = tuple(split_list(metrics)) or METRICS
+    weights = Weights(lpips_weights, inception_weights, real_images, dino or DINO, clip or CLIP)
+    opened = open_metrics(chosen_metrics, weights, where)
+    pipe = load_pipeline(model, str(where), dtype or None)
+    denoiser = find_denoiser(pipe)
+    plan = Plan(
+        model=public_name(model),
+        prompts=chosen_prompts,
+        seeds=chosen_seeds,
+        variants=tuple(_variants(denoiser, methods, ratios, paper, console)),
+        metrics=chosen_metrics,
+        steps=_steps(steps, denoiser, as_paper=bool(paper or protocol)),
+        guidance=guidance,
+        width=resolution.width if resolution else None,
+        height=resolution.height if resolution else None,
+        dtype=str(pipe.dtype).removeprefix("torch."),
+        weights=fingerprint(pipe),
+        paper=paper,
+    )
+    with state.main_process_first():
+        folder = RunFolder.start(output, plan, gather_facts(where, commit))
+    _tell_left_out(console, opened.missing)
+    known = len(opened.missing)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         evaluate(folder, pipe, opened, state, progress)
+    _tell_left_out(console, opened.missing[known:])
     console.print(to_rich(folder))
     console.print(f"Wrote {output}", soft_wrap=True, highlight=False)
+
+
+def _tell_left_out(console: Console, reasons: Iterable[str]) -> None:
+    for reason in reasons:
+        console.print(f"Left out: {reason}", highlight=False, soft_wrap=True)
 
 
 def _items(source: str, template: str, seeds: str, protocol: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -156,8 +154,7 @@ def _variants(denoiser: Any, methods: str, ratios: str, paper: str, console: Con
         raise ValueError(f"--paper {paper} sets methods and ratios: leave --methods and --ratios out.")
     else:
         variants, left_out = paper_variants(denoiser, paper)
-    for reason in left_out:
-        console.print(f"Left out: {reason}", markup=False, highlight=False, soft_wrap=True)
+    _tell_left_out(console, left_out)
     return [*UNMERGED, *variants]
 
 

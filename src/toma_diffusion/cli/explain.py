@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toma_diffusion.cli.options import find_device
+from toma_diffusion.cli.options import find_device, mistakes_told
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 
 PROMPT = "3d emoji of a red apple"
 """One that the bundled model knows."""
+ONLY_PHOTOGRAPH, ONLY_MODEL = ("assign", "scale", "size"), ("prompt", "seed", "steps", "device")
+"""Options that count for one of the two alone."""
 
 
+@mistakes_told("report")
 def explain(
+    context: typer.Context,
     image: Annotated[Path | None, typer.Argument(help="A photograph; without one, a bundled portrait.")] = None,
     output: Annotated[Path, typer.Option(help="The picture to write (PNG, PDF or SVG).")] = Path("toma-explain.png"),
     region: Annotated[str, typer.Option(help="tile, stripe or global.")] = "tile",
@@ -42,22 +46,23 @@ def explain(
     from rich.console import Console
 
     from toma_diffusion.config import ToMAConfig
+    from toma_diffusion.files import check_writable
 
-    console = Console()
-    try:
-        config = ToMAConfig(region=region, num_regions=num_regions, assign=assign, scale=scale)
-        if output.suffix not in (".png", ".pdf", ".svg"):
-            raise ValueError(f"output {str(output)!r} has no known format: end it in .png, .pdf or .svg.")
-        if model and image is not None:
-            raise ValueError(f"give a photograph, {str(image)!r}, or --model {model}, not both.")
-        if model:
-            _explain_model(console, config, output, model, prompt, seed, steps, device)
-        else:
-            _explain_photograph(console, config, output, image, size)
-    except ImportError as error:
-        raise typer.BadParameter(f"{error}. Install what is missing: pip install 'toma-diffusion[report]'.") from error
-    except (ValueError, FileNotFoundError) as error:
-        raise typer.BadParameter(str(error)) from error
+    console = Console(markup=False)
+    config = ToMAConfig(region=region, num_regions=num_regions, assign=assign, scale=scale)
+    if output.suffix not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"output {str(output)!r} has no known format: end it in .png, .pdf or .svg.")
+    if model and image is not None:
+        raise ValueError(f"give a photograph, {str(image)!r}, or --model {model}, not both.")
+    for name in ONLY_PHOTOGRAPH if model else ONLY_MODEL:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            raise ValueError(f"--{name} counts only {'without' if model else 'with'} --model: leave it out.")
+    check_writable(output)
+    if model:
+        _explain_model(console, config, output, model, prompt, seed, steps, device)
+    else:
+        _explain_photograph(console, config, output, image, size)
 
 
 def _explain_photograph(console: Console, config: ToMAConfig, output: Path, image: Path | None, size: int) -> None:
@@ -70,7 +75,6 @@ def _explain_photograph(console: Console, config: ToMAConfig, output: Path, imag
     from toma_diffusion.core import Grid, Regions
 
     photograph = method.load_photograph(image, size)
-    output.parent.mkdir(parents=True, exist_ok=True)
     total = len(method.SELECTIONS) * len(method.RATIOS)
     steps = method.reconstructions(photograph, config)
     results = list(track(steps, description="merging", total=total, console=console, transient=True))
@@ -109,7 +113,7 @@ def _explain_model(
     from rich.progress import Progress
 
     from toma_diffusion import __version__
-    from toma_diffusion.checkpoints import load_pipeline
+    from toma_diffusion.checkpoints import load_pipeline, public_name
     from toma_diffusion.generation import Drawing, draw
     from toma_diffusion.inspection.clusters import (
         MOST_COLUMNS,
@@ -135,10 +139,9 @@ def _explain_model(
         bar = progress.add_task("drawing", total=steps)
         image = draw(pipe, drawing, lambda step: progress.advance(bar))
 
-    output.parent.mkdir(parents=True, exist_ok=True)
     written = [output.with_stem(f"{output.stem}-{name}") for name in ("destinations", "hidden-states")]
     written.append(written[0].with_suffix(".csv"))
-    name = Path(model).name
+    name = public_name(model)
     regions = "the whole grid" if config.region == "global" else f"{config.num_regions} {config.region}s asked for"
     title = f"{name}: destinations that stay, ratio {config.ratio:g}, {regions}"
     draw_overlap(overlap.shares, config, title, written[0])

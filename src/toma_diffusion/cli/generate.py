@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toma_diffusion.cli.options import find_device
+from toma_diffusion.cli.options import find_device, mistakes_told
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from toma_diffusion.hooks.summary import Summary
 
 
+@mistakes_told("metrics,report")
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to draw.")],
     model: Annotated[
@@ -39,8 +40,8 @@ def generate(
         float | None, typer.Option(help="Higher follows the prompt more closely; if not given, the pipeline's own.")
     ] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What not to draw.")] = None,
-    width: Annotated[int | None, typer.Option(help="In pixels; if not given, the pipeline's own.")] = None,
-    height: Annotated[int | None, typer.Option(help="In pixels; if not given, the pipeline's own.")] = None,
+    width: Annotated[int | None, typer.Option(help="In pixels, with --height; else the pipeline's own.")] = None,
+    height: Annotated[int | None, typer.Option(help="In pixels, with --width; else the pipeline's own.")] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Write a side-by-side: without merging, with merging.")
     ] = False,
@@ -58,28 +59,24 @@ def generate(
     from toma_diffusion import apply_toma
     from toma_diffusion.bench.scenario import Method
     from toma_diffusion.checkpoints import load_pipeline
+    from toma_diffusion.files import check_writable
     from toma_diffusion.generation import Drawing, write_png
-    from toma_diffusion.metrics.base import Sample
-    from toma_diffusion.metrics.pixels import Psnr
-    from toma_diffusion.report.sheet import make_sheet
 
-    console = Console()
-    try:
-        if output.suffix != ".png":
-            raise ValueError(f"output {str(output)!r} is not a PNG file: end it in .png, which can hold the settings.")
-        if compare:
-            _check_installed("matplotlib", "torchmetrics")
-        drawing = Drawing(prompt, seed, steps, guidance, width, height, negative_prompt)
-        method = Method.parse(preset) if preset else None
-        changes: dict[str, Any] = {} if ratio is None else {"ratio": ratio}
-        pipe: Any = load_pipeline(model, str(find_device(device)), dtype or None)
-        handle = (
-            apply_toma(pipe, **changes)
-            if method is None
-            else apply_toma(pipe, method.preset, **dict(method.overrides) | changes)
-        )
-    except (ValueError, FileNotFoundError) as error:
-        raise typer.BadParameter(str(error)) from error
+    console = Console(markup=False)
+    if output.suffix != ".png":
+        raise ValueError(f"output {str(output)!r} is not a PNG file: end it in .png, which can hold the settings.")
+    if compare:
+        _check_installed("matplotlib", "torchmetrics")
+    drawing = Drawing(prompt, seed, steps, guidance, width, height, negative_prompt)
+    method = Method.parse(preset) if preset else None
+    changes: dict[str, Any] = {} if ratio is None else {"ratio": ratio}
+    pipe: Any = load_pipeline(model, str(find_device(device)), dtype or None)
+    handle = (
+        apply_toma(pipe, **changes)
+        if method is None
+        else apply_toma(pipe, method.preset, **dict(method.overrides) | changes)
+    )
+    check_writable(output)
 
     if compare:
         _warm_up(pipe, handle, drawing)
@@ -98,6 +95,10 @@ def generate(
         **_versions(),
     }
     if compare:
+        from toma_diffusion.metrics.base import Sample
+        from toma_diffusion.metrics.pixels import Psnr
+        from toma_diffusion.report.sheet import make_sheet
+
         handle.enabled = False
         whole, whole_seconds = _draw(pipe, drawing, console, "drawing without merging")
         psnr = Psnr().score(Sample(image.convert("RGB"), prompt, whole.convert("RGB")))

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
+
+import typer
 
 if TYPE_CHECKING:
     import torch
 
 Number = TypeVar("Number", int, float)
+
+
+@contextmanager
+def mistakes_told(extras: str) -> Iterator[None]:
+    """Around a command: what its user can mend is told in a sentence, without a traceback.
+
+    Args:
+        extras: those of the package that have all that the command may need.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise typer.BadParameter(
+            f"{error}. Install what is missing: pip install 'toma-diffusion[{extras}]'."
+        ) from error
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def numbers(name: str, text: str, kind: Callable[[str], Number]) -> list[Number]:

@@ -5,7 +5,10 @@ from typing import Annotated
 
 import typer
 
+from toma_diffusion.cli.options import mistakes_told
 
+
+@mistakes_told("metrics,report")
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder that `toma eval` or `toma demo` wrote.")],
     output: Annotated[Path | None, typer.Option(help="The page; if not given, report.html in that folder.")] = None,
@@ -13,16 +16,9 @@ def report(
     """Make one self-contained HTML page of a run: table, plots, images to compare, every setting."""
     from rich.console import Console
 
-    try:
-        from toma_diffusion.evaluation import RunFolder
-        from toma_diffusion.report.page import write_report
+    from toma_diffusion.evaluation import RunFolder
+    from toma_diffusion.report.page import write_report
 
-        path = write_report(RunFolder(folder), output)
-    except ImportError as error:
-        raise typer.BadParameter(
-            f"{error}. Install what is missing: pip install 'toma-diffusion[metrics,report]'."
-        ) from error
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    path = write_report(RunFolder(folder), output)
     size = path.stat().st_size / 2**20
-    Console().print(f"Wrote {path} ({size:.1f} MiB)", soft_wrap=True, highlight=False)
+    Console(markup=False).print(f"Wrote {path} ({size:.1f} MiB)", soft_wrap=True, highlight=False)

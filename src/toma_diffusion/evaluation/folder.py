@@ -45,11 +45,16 @@ class RunFolder:
         self.path = path
         try:
             written = json.loads((path / "run.json").read_text(encoding="utf-8"))
+            self.plan: Plan = Plan.from_dict(written["plan"])
+            self.facts: Facts = Facts(**written["facts"])
+            self.date: str = written["date"]
         except FileNotFoundError as error:
             raise ValueError(f"{str(path)!r} is not a run of `toma eval`: it has no run.json.") from error
-        self.plan = Plan.from_dict(written["plan"])
-        self.facts = Facts(**written["facts"])
-        self.date: str = written["date"]
+        except (ValueError, LookupError, TypeError) as error:  # not JSON; fields are missing, or not known
+            raise ValueError(
+                f"{str(path / 'run.json')!r} cannot be read, it may be of another version ({error!r}): "
+                "give another folder, or delete that one."
+            ) from error
 
     @classmethod
     def start(cls, path: Path, plan: Plan, facts: Facts) -> RunFolder:
@@ -77,9 +82,10 @@ class RunFolder:
         """Of all items, in their order."""
         return [self.image_path(variant, item) for item in self.plan.items]
 
-    def missing(self, variant: Variant) -> list[Item]:
-        """The items that are not drawn yet."""
-        return [item for item in self.plan.items if not self.image_path(variant, item).exists()]
+    def missing(self) -> list[tuple[Variant, Item]]:
+        """The images that are not drawn yet, item by item, each by one variant after the other."""
+        wanted = [(variant, item) for item in self.plan.items for variant in self.plan.variants]
+        return [(variant, item) for variant, item in wanted if not self.image_path(variant, item).exists()]
 
     def item_scores(self, variant: Variant, item: Item) -> Scores:
         """Those of one image; none, if it has not been scored."""
@@ -124,8 +130,11 @@ class RunFolder:
 def _read_scores(path: Path) -> Scores:
     if not path.exists():
         return Scores({}, {})
-    written = json.loads(path.read_text(encoding="utf-8"))
-    return Scores({name: float(value) for name, value in written["values"].items()}, written["sources"])
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+        return Scores({name: float(value) for name, value in written["values"].items()}, written["sources"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{str(path)!r} holds no scores ({error!r}): delete it, and run the same again.") from error
 
 
 def _write_scores(path: Path, scores: Scores) -> None:

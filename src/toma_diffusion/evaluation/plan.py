@@ -12,6 +12,7 @@ from typing import Any
 from toma_diffusion.baselines import METHODS
 from toma_diffusion.bench.scenario import Cell
 from toma_diffusion.config import Config, ToMAConfig
+from toma_diffusion.generation import Drawing
 
 BASELINE, NOISE_FLOOR = "baseline", "noise floor"
 
@@ -99,14 +100,16 @@ class Plan:
     width: int | None = None
     height: int | None = None
     dtype: str = ""
+    weights: str = ""
+    """Their fingerprint: a model may be trained anew in the same folder."""
     paper: str = ""
     """The paper's table whose rows these are, if they are."""
 
     def __post_init__(self) -> None:
         if not self.prompts or not self.seeds:
             raise ValueError("a run needs at least one prompt and one seed.")
-        if self.steps < 1:
-            raise ValueError(f"steps={self.steps} is not allowed: it must be 1 or more.")
+        for seed in self.seeds:
+            Drawing("", seed, self.steps, self.guidance, self.width, self.height)  # raises what is wrong with it
         repeated = sorted({seed for seed in self.seeds if self.seeds.count(seed) > 1})
         if repeated:
             raise ValueError(f"seed {repeated[0]} is given twice: the same image would be drawn twice.")

@@ -26,7 +26,10 @@ def load_prompts(source: str, template: str = "") -> tuple[str, ...]:
         path = Path(source)
         if not path.is_file():
             raise ValueError(f"prompts {source!r}: there is no such file. Give a .txt or .csv file, or {IMAGENET!r}.")
-        prompts = _from_csv(path) if path.suffix.lower() == ".csv" else _from_lines(path)
+        try:
+            prompts = _from_csv(path) if path.suffix.lower() == ".csv" else _from_lines(path)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f"prompts {source!r}: the file is not text in UTF-8, or not CSV ({error}).") from error
     if template and "{}" not in template:
         raise ValueError(f"template {template!r} has no place for the prompt: write {{}} there.")
     prompts = tuple(dict.fromkeys(prompts))  # the same prompt and seed would only be drawn twice

@@ -62,31 +62,34 @@ class _Work:
     progress: Progress | None
 
     def draw(self) -> None:
-        """All images that are not there."""
-        variants = self.folder.plan.variants
-        shares = self._shares([self.folder.missing(variant) for variant in variants])
-        with self._bar("drawing", sum(map(len, shares))) as advance:
-            for variant, items in zip(variants, shares, strict=True):
-                if items:
-                    self._draw(variant, items, advance)
+        """All images that are not there.
+
+        The variants take turns at every item: a time in which the machine is slow then falls on all of them.
+        """
+        (share,) = self._shares([self.folder.missing()])
+        warm: set[Variant] = set()
+        with self._bar("drawing", len(share)) as advance:
+            for variant, item in share:
+                advance(0, variant)
+                with merged_as(self.pipe, variant):
+                    if variant not in warm:
+                        draw(self.pipe, self._warm_up(item))
+                        warm.add(variant)
+                    self._draw(variant, item)
+                advance(1, variant)
         self.state.wait_for_everyone()
 
-    def _draw(self, variant: Variant, items: list[Item], advance: Any) -> None:
-        advance(0, variant)
-        with merged_as(self.pipe, variant):
-            draw(self.pipe, self._warm_up(items[0]))
-            for item in items:
-                drawing = self._drawing(item)
-                started = perf_counter()
-                image = draw(self.pipe, drawing)
-                settings = asdict(drawing) | {
-                    SECONDS: round(perf_counter() - started, 4),
-                    "model": self.folder.plan.model,
-                    "variant": variant.to_dict(),
-                    **asdict(self.folder.facts),
-                }
-                write_png(image, self.folder.image_path(variant, item), settings)
-                advance(1, variant)
+    def _draw(self, variant: Variant, item: Item) -> None:
+        drawing = self._drawing(item)
+        started = perf_counter()
+        image = draw(self.pipe, drawing)
+        settings = asdict(drawing) | {
+            SECONDS: round(perf_counter() - started, 4),
+            "model": self.folder.plan.model,
+            "variant": variant.to_dict(),
+            **asdict(self.folder.facts),
+        }
+        write_png(image, self.folder.image_path(variant, item), settings)
 
     def _drawing(self, item: Item) -> Drawing:
         plan = self.folder.plan

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from toma_diffusion.evaluation.folder import RunFolder, Scores
 from toma_diffusion.evaluation.plan import Variant
 from toma_diffusion.metrics import IMAGE_METRICS, JOINT_METRICS, METRICS
+from toma_diffusion.metrics.pixels import pool_psnr
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,6 +22,9 @@ COLUMNS = (
     *("steps", "guidance", "resolution", "dtype"),
     *("device", "torch", "diffusers", "toma_diffusion", "commit", "date"),
 )
+
+AVERAGES: Mapping[str, Callable[[Sequence[float]], float]] = {SECONDS: median, "psnr": pool_psnr}
+"""Of what is not averaged by the mean."""
 
 
 def rows_of(folder: RunFolder) -> list[dict[str, str]]:
@@ -57,7 +61,7 @@ def rows_of(folder: RunFolder) -> list[dict[str, str]]:
 
 
 def _figures(folder: RunFolder, variant: Variant) -> Scores:
-    """Of a variant: the median time, the means of its images' metrics, and the joint metrics."""
+    """Of a variant: the averages of its images' time and metrics, and the joint metrics."""
     joint = folder.joint_scores(variant)
     values = {name: value for name, value in joint.values.items() if name in JOINT_METRICS}
     sources = dict(joint.sources)
@@ -65,9 +69,8 @@ def _figures(folder: RunFolder, variant: Variant) -> Scores:
     for name in (SECONDS, *IMAGE_METRICS):
         if all(name in scores.values for scores in of_items):
             origins = {scores.sources.get(name, "") for scores in of_items}
-            average: Callable[[Sequence[float]], float] = median if name == SECONDS else fmean
             if len(origins) == 1:
-                values[name] = average([scores.values[name] for scores in of_items])
+                values[name] = AVERAGES.get(name, fmean)([scores.values[name] for scores in of_items])
                 sources[name] = origins.pop()
     return Scores(values, sources)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from toma_diffusion.core import Grid
+from toma_diffusion.inspection.titles import put_title
 from toma_diffusion.inspection.watch import Sight
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def draw_clusters(image: Image, recorder: ClusterRecorder, title: str, path: Pat
     rows, columns = len(recorder.blocks), len(recorder.steps)
     aspect = image.height / image.width
     figure = Figure(figsize=(1.6 * (columns + 1) + 0.4, 1.6 * aspect * rows + 0.7), layout="constrained")
-    figure.suptitle(title, fontsize=11)
+    put_title(figure, title)
     axes: Any = figure.subplots(rows, columns + 1, squeeze=False)
     for row, block in enumerate(recorder.blocks):
         for column, step in enumerate(recorder.steps):

@@ -12,6 +12,7 @@ from torch import Tensor
 from toma_diffusion.core import Grid, MergePlan
 from toma_diffusion.hooks.handle import ToMAHandle, find_root
 from toma_diffusion.inspection.clusters import choose_evenly, shrink
+from toma_diffusion.inspection.titles import put_title
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -80,7 +81,7 @@ def draw_merge_maps(image: Image, maps: list[MergeMap], title: str, path: Path) 
     columns = max(len(found) for found in chosen.values())
     aspect = image.height / image.width
     figure = Figure(figsize=(2.9 * columns + 0.6, 2 * len(kinds) * 2.95 * aspect + 0.8), layout="constrained")
-    figure.suptitle(title, fontsize=12)
+    put_title(figure, title)
     axes: Any = figure.subplots(2 * len(kinds), columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()

@@ -13,6 +13,7 @@ from typing import Any
 
 from toma_diffusion.config import ToMAConfig
 from toma_diffusion.core import Action, MergePlan
+from toma_diffusion.inspection.titles import put_title
 from toma_diffusion.inspection.watch import Sight
 
 INTERVAL = 10
@@ -71,7 +72,7 @@ def draw_overlap(shares: list[Share], config: ToMAConfig, title: str, path: Path
 
     kinds = list(dict.fromkeys(point.kind for point in shares))
     figure = Figure(figsize=(9, 1 + 3.2 * len(kinds)), layout="constrained")
-    figure.suptitle(title, fontsize=12)
+    put_title(figure, title)
     axes: Any = figure.subplots(len(kinds), 1, squeeze=False, sharex=True)
     for axis, kind in zip(axes[:, 0], kinds, strict=True):
         blocks = list(dict.fromkeys(point.block for point in shares if point.kind == kind))

@@ -62,7 +62,7 @@ class JointMetric(ABC):
 
     @abstractmethod
     def scores(self, paths: Iterable[Path]) -> dict[str, float]:
-        """The figures of the images in these files, by name."""
+        """The figures of the images in these files, by name. An `UnavailableError` says why there are none."""
 
 
 def to_pixels(image: Image) -> Tensor:

@@ -37,14 +37,20 @@ class Inception(JointMetric):
         label = " and ".join(self.names)
         path = check_file(weights, label, "--inception-weights", "a TorchScript file of Inception-v3's 2048 features")
         self.real_paths = _images_in(real_images, label)
+        self.device = device
         try:
-            network = torch.jit.load(str(path), map_location=device)
+            self.network = torch.jit.load(str(path), map_location=device).eval()
         except RuntimeError as error:
             raise UnavailableError(
                 f"{label}: {str(path)!r} is not a TorchScript file ({str(error).splitlines()[0]})."
             ) from error
-        self.network = network.eval()
-        self.device = device
+        try:
+            self._run([torch.zeros(1, 3, SIDE, SIDE)])
+        except (RuntimeError, AttributeError) as error:  # it takes something else, or what it gives is no tensor
+            raise UnavailableError(
+                f"{label}: {str(path)!r} does not give features of {SIDE}×{SIDE} images "
+                f"({str(error).strip().splitlines()[-1]})."
+            ) from error
         assert real_images is not None
         self.source = f"{describe_file(path)}, {len(self.real_paths)} images of {real_images.name}"
         self._real: Tensor | None = None
@@ -68,7 +74,6 @@ class Inception(JointMetric):
             found[name] = max(0.0, float(value)) if name == "fid" else float(value[0])
         return found
 
-    @torch.no_grad()
     def _features(self, paths: Iterable[Path]) -> Tensor:
         batch: list[Tensor] = []
         found: list[Tensor] = []
@@ -79,6 +84,7 @@ class Inception(JointMetric):
                 batch = []
         return torch.cat([*found, self._run(batch)] if batch else found)
 
+    @torch.no_grad()
     def _run(self, batch: list[Tensor]) -> Tensor:
         features: Tensor = self.network(torch.cat(batch).to(self.device))
         return features.flatten(1).float().cpu()  # [B, 2048]
@@ -86,8 +92,11 @@ class Inception(JointMetric):
 
 def _resized(path: Path) -> Tensor:
     """[1, 3, 299, 299] from -1 to 1."""
-    with Image.open(path) as image:
-        pixels = to_pixels(image.convert("RGB"))
+    try:
+        with Image.open(path) as image:
+            pixels = to_pixels(image.convert("RGB"))
+    except OSError as error:
+        raise UnavailableError(f"FID and KID: the image {str(path)!r} cannot be read ({error}).") from error
     small = functional.interpolate(pixels, size=(SIDE, SIDE), mode="bilinear", align_corners=False, antialias=True)
     return small * 2 - 1
 

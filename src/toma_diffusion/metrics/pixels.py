@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf, log10
+from statistics import fmean
+
 from torchmetrics.functional import mean_squared_error
 from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
@@ -26,6 +30,16 @@ class Psnr(ImageMetric):
     def score(self, sample: Sample) -> float:
         """Infinite for equal images."""
         return float(peak_signal_noise_ratio(sample.pixels, sample.reference_pixels, data_range=1.0))
+
+
+def pool_psnr(values: Sequence[float]) -> float:
+    """One PSNR for several images: that of the mean of their squared errors.
+
+    The mean of the decibels would be infinite as soon as one image is equal to its reference; a safety checker that
+    blackens both is enough.
+    """
+    error = fmean(10 ** (-value / 10) for value in values)
+    return -10 * log10(error) if error else inf
 
 
 class Ssim(ImageMetric):

@@ -28,7 +28,7 @@ CAPTION_METRICS = ("psnr", "lpips", "clip_t")
 """What stands below an image, of the metrics that it has."""
 MEANINGS: Mapping[str, str] = {
     "mse": "mean squared error to the unmerged image, of values from 0 to 255",
-    "psnr": "peak signal-to-noise ratio to the unmerged image, in dB",
+    "psnr": "peak signal-to-noise ratio to the unmerged image, in dB; of all images, that of their mean squared error",
     "ssim": "structural similarity to the unmerged image",
     "lpips": "perceptual distance to the unmerged image (AlexNet)",
     "dino": "distance of DINO features to those of the unmerged image",
