@@ -18,7 +18,7 @@ from toma_diffusion.ops.backend import choose_backend
 _FIXED_SEED = 0
 """Fixed choices come from a generator of their own: the user's random state is never touched."""
 MOST_DAMPING = 64.0
-"""exp(−64) times any gain is a normal float32 still. A product of 0 would tie with all others, and the order be lost."""
+"""exp(−64) times any gain is still a normal float32. A product of 0 would tie with all others, the order be lost."""
 _WITHOUT_TOKENS = ("none", "slice")
 """Selections that never look at tokens, neither for destinations nor for weights."""
 
