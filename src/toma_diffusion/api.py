@@ -214,18 +214,16 @@ def _block_sites(
 
 
 def _site(state: MergeState, block: Block, number: int, spec: SiteSpec | None = None) -> Site:
-    """A site of ToMA. Blocks of one kind, of which this is in that `number`, share a plan or take several in turn; the
-    first site of each makes it."""
+    """A site of ToMA. Blocks of one kind, of which this is in that `number`, share a plan or take several in turn."""
     assert isinstance(state.config, ToMAConfig)
     turn = number % state.config.num_plans
     name = block.kind if turn == 0 else f"{block.kind}, plan {turn + 1}"
     slot = next((slot for slot in state.slots if slot.name == name), None)
-    leads = slot is None
     if slot is None:
         first = next((slot for slot in state.slots if slot.kind == block.kind), None)
         slot = Slot(name, block.kind, partial(MergePlan, config=state.config, turn=turn), beside=first)
         state.slots.append(slot)
-    return Site(state, slot, leads) if spec is None else Site(state, slot, leads, spec.leave_alone)
+    return Site(state, slot) if spec is None else Site(state, slot, spec.leave_alone)
 
 
 def _refuse_new_cache(model: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from observe import state_of
+from observe import CountOperators, attention_lengths, state_of
 from tiny import FAMILIES, SCOPES
 
 from toma_diffusion import apply_toma
@@ -45,6 +45,32 @@ class TestModels:
         for seed in range(2):
             assert torch.allclose(family.call(model, seed=seed), family.call(eager, seed=seed), atol=1e-5)
         torch.compiler.reset()
+
+
+class TestBlocksLeftOut:
+    """A plan is made by the first of its blocks that runs, whichever that is in this call."""
+
+    @pytest.mark.parametrize(("num_plans", "left_out"), [(1, [0]), (2, [1]), (2, [0, 1])])
+    def test_skip_layer_guidance_may_leave_out_the_first(self, num_plans, left_out):
+        family = BY_NAME["sd3"]
+        model = family.build()
+        apply_toma(model, **ROTATING | {"num_plans": num_plans}, skip_blocks=(), select_every=1)
+        inputs = family.inputs() | {"skip_layers": left_out}
+        for _ in range(2):  # the schedule is followed in the second step too
+            with CountOperators() as counted, torch.no_grad():
+                lengths = attention_lengths(lambda: model(**inputs))
+            assert counted.calls["facility_location"] == num_plans
+            assert {query for query, _ in lengths} <= {32, 32 + 6}  # of 64 image tokens, without and with text
+
+    def test_its_result_is_that_of_a_model_without_the_first(self):
+        family = BY_NAME["sd3"]
+        model, shorter = family.build(), family.build()
+        del shorter.transformer_blocks[0]
+        for each in (model, shorter):
+            apply_toma(each, **ROTATING | {"num_plans": 1}, skip_blocks=())
+        inputs = family.inputs() | {"return_dict": False}
+        with torch.no_grad():
+            assert torch.equal(model(**inputs, skip_layers=[0])[0], shorter(**inputs)[0])
 
 
 def test_summary_tells():
