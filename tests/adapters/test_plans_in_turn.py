@@ -73,8 +73,40 @@ class TestBlocksLeftOut:
             assert torch.equal(model(**inputs, skip_layers=[0])[0], shorter(**inputs)[0])
 
 
-def test_summary_tells():
-    model = BY_NAME["sdxl"].build()
-    told = str(apply_toma(model, **ROTATING).summary())
-    assert "2 plans in turn" in told
-    assert "damped by exp(−1)" in told
+class TestSummary:
+    def test_it_tells(self):
+        told = str(apply_toma(BY_NAME["sdxl"].build(), **ROTATING).summary())
+        assert "2 plans in turn" in told
+        assert "damped by exp(−1)\n" in told
+        assert "reweighed every 5 steps, in all steps" in told
+
+    def test_every_plan_costs(self):
+        family, costs = BY_NAME["sdxl"], []
+        for num_plans in (1, 2, 3):
+            model = family.build()
+            handle = apply_toma(model, **ROTATING | {"num_plans": num_plans})
+            family.call(model)
+            costs.append(handle.summary().merged_multiplications)
+        assert costs[0] < costs[1]
+        assert costs[2] - costs[1] == pytest.approx(costs[1] - costs[0])
+
+    @pytest.mark.parametrize(
+        ("scope", "notes"),
+        [
+            ("module", ["joint takes 2 of the 3 plans: it has no more merged blocks"]),
+            (
+                "stage",
+                [f"{kind} takes 1 of the 3 plans: it has no more runs of blocks" for kind in ("joint", "single")],
+            ),
+        ],
+    )
+    def test_plans_that_no_block_takes_are_told(self, scope, notes):
+        """Flux has two joint and three single blocks here, and one run of each."""
+        model = BY_NAME["flux"].build()
+        handle = apply_toma(model, **ROTATING | {"num_plans": 3}, skip_blocks=(), scope=scope)
+        assert list(handle.summary().notes) == notes
+
+    def test_rotation_that_does_nothing_is_told(self):
+        told = str(apply_toma(BY_NAME["sdxl"].build(), **ROTATING, selection="random").summary())
+        assert "rotation=1 without effect" in told
+        assert "damped" not in told
