@@ -3,7 +3,8 @@
     python benchmarks/quality.py --output DIR --lpips-weights FILE [--inception-weights FILE --real-images DIR]
 
 Runs of `toma eval` in DIR, the presets at three ratios and then one setting after another at ratio 0.5; killed, it goes
-on where it was. Then one row for each, with all settings in columns of their own.
+on where it was. Then one row for each, with all settings in columns of their own; with `--only` the rows of the other
+sweeps stay as they are.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from toma_diffusion import ToMAConfig
 from toma_diffusion.evaluation import NOISE_FLOOR, RunFolder
+from toma_diffusion.files import replacing
 
 PROMPTS = Path(__file__).with_name("quality_prompts.txt")
 PRESETS = ("toma", "toma:scale=1000", "toma-stripe", "toma-tile", "toma-once", "fast", "tomesd", "tofu", "todo")
@@ -39,6 +41,7 @@ CHANGES = {
     + [f"scope=stage;num_plans={plans};rotation=0.3" for plans in (1, 2)]
     + [f"selection={selection};num_plans={plans}" for selection in ("random", "strided") for plans in (1, 2)],
 }
+SWEEPS = ("presets", *CHANGES)
 SETTINGS = tuple(field.name for field in fields(ToMAConfig))
 FIGURES = ("images", "psnr", "ssim", "lpips", "fid", "seconds", "speedup")
 FACTS = ("steps", "guidance", "resolution", "device", "torch", "diffusers", "commit", "date")
@@ -68,24 +71,34 @@ def rows_of(run: RunFolder, sweep: str) -> list[dict[str, str]]:
     return rows
 
 
+def write(rows: list[dict[str, str]], path: Path) -> None:
+    """Put the rows in the place of those of the same sweeps; rows of other sweeps stay."""
+    sweeps = {row["sweep"] for row in rows}
+    others = []
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            others = [row for row in csv.DictReader(file) if row["sweep"] not in sweeps]
+    with replacing(path) as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted([*others, *rows], key=lambda row: SWEEPS.index(row["sweep"])))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--rows", type=Path, default=Path("benchmarks/results/quality_bundled.csv"))
-    parser.add_argument("--only", choices=("presets", *CHANGES), action="append", help="some of the sweeps")
+    parser.add_argument("--only", choices=SWEEPS, action="append", help="this sweep; may be given again")
     parser.add_argument("--metrics", default="psnr,ssim,lpips,fid")
     options, passed_on = parser.parse_known_args()
     passed_on += ["--metrics", options.metrics]
     rows = []
-    for sweep in options.only or ("presets", *CHANGES):
+    for sweep in options.only or SWEEPS:
         methods = PRESETS if sweep == "presets" else [f"{BASE};{change}" for change in CHANGES[sweep]]
         ratios = "0.25,0.5,0.75" if sweep == "presets" else "0.5"
         run = evaluate(options.output / sweep, list(methods), ratios, passed_on)
         rows += rows_of(run, sweep)
-    with options.rows.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write(rows, options.rows)
     print(f"Wrote {options.rows}")
 
 

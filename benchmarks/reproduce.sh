@@ -5,73 +5,94 @@
 #
 # Every part writes CSV files into FOLDER; without parts all are measured. Benchmarks of a part compile side by side and
 # time one at a time (--take-turns). What is there already is not measured again. COMMIT stands in for that of the
-# checkout where there is none.
+# checkout where there is none. Whatever fails is named at the end, and the exit status is then 1; interrupted, the
+# benchmarks under way end too.
 set -u
 folder=${1:?"give a folder for the rows"}
 shift
-mkdir -p "$folder"
+parts=${*:-methods bounds flux cache few-steps eager operators}
+for part in $parts; do  # before hours are spent on the others
+    case $part in
+    methods | bounds | flux | cache | few-steps | eager | operators) ;;
+    *)
+        echo "unknown part '$part': methods, bounds, flux, cache, few-steps, eager or operators" >&2
+        exit 2 ;;
+    esac
+done
+mkdir -p "$folder" || exit 1
+failed=
+trap 'kill $(jobs -p) 2> /dev/null' EXIT
+trap 'exit 130' INT TERM HUP
 bench() {  # NAME ARGUMENTS…: one file of rows, in the background
     local name=$1
     shift
+    names[${#names[@]}]=$name
     python3 -m toma_diffusion.cli bench ${COMMIT:+--commit "$COMMIT"} --take-turns "$folder/gpu.lock" \
         --output "$folder/$name.csv" "$@" > "$folder/$name.log" 2>&1 &
+    jobs_of[${#jobs_of[@]}]=$!
 }
+finish() {  # all that are under way
+    local index
+    for index in "${!jobs_of[@]}"; do
+        wait "${jobs_of[$index]}" || failed="$failed ${names[$index]}"
+    done
+    names=() jobs_of=()
+}
+names=() jobs_of=()
 
 graph="--modes graph --steps 10 --repeats 5"
-for part in "${@:-methods bounds flux cache few-steps eager operators}"; do
-    for one in $part; do
-        started=$SECONDS
-        case $one in
-        methods)  # all of them on SDXL and on Stable Diffusion 1.5: 18 processes, some 90 GB on the GPU
-            for model in sdxl sd15; do
-                for method in toma toma:scale=1000 toma-stripe toma-tile toma-once fast,todo lower-bound tomesd tofu; do
-                    bench "methods-$model-${method//[:,=]/-}" --model $model $graph --bounds none --methods "$method"
-                done
+for part in $parts; do
+    started=$SECONDS
+    case $part in
+    methods)  # all of them on SDXL and on Stable Diffusion 1.5: 18 processes, some 90 GB on the GPU
+        for model in sdxl sd15; do
+            for method in toma toma:scale=1000 toma-stripe toma-tile toma-once fast,todo lower-bound tomesd tofu; do
+                bench "methods-$model-${method//[:,=]/-}" --model $model $graph --bounds none --methods "$method"
             done
-            wait ;;
-        bounds)  # what every preset is measured against, on SDXL
-            for ratio in 0.25 0.5 0.75; do
-                bench "bounds-toma-$ratio" --model sdxl $graph --methods toma --ratios $ratio
-                bench "bounds-local-$ratio" --model sdxl $graph --methods toma-tile,toma-once,fast --ratios $ratio \
-                    --bounds floor
-            done
-            wait ;;
-        flux)
-            for method in fast toma; do
-                bench "flux-$method" --model flux --modes compiled --steps 4 --repeats 3 --methods $method \
-                    --ratios 0.5,0.75
-            done
-            bench flux-2048 --model flux --modes compiled --steps 2 --repeats 3 --resolution 2048 --methods fast \
-                --ratios 0.5 --bounds none
-            bench sd35 --model sd35 --modes compiled --steps 10 --repeats 3 --methods fast,toma --ratios 0.5 --bounds none
-            wait ;;
-        cache)  # the product with the first-block cache
-            for threshold in 0.05 0.1 0.2; do
-                bench "cache-$threshold" --model flux --modes compiled --steps 20 --repeats 2 --cache $threshold \
-                    --methods fast --ratios 0.5 --bounds none
-            done
-            wait ;;
-        few-steps)  # four steps, where a cache has nothing to skip
-            bench few-steps --model sdxl --modes graph --steps 4 --repeats 5 --methods fast,toma-tile --ratios 0.5 \
-                --bounds none
-            wait ;;
-        eager)  # the same without a compiler: its kernels, replayed, so that the CPU does not decide
-            for model in sdxl sd15; do
-                bench "eager-$model" --model $model $graph --compile none --bounds none \
-                    --methods fast,toma-once,toma-tile,toma,toma:scale=1000,toma-stripe,tomesd,tofu,todo,lower-bound
-            done
-            wait ;;
-        operators)
-            for operator in facility_location weights merge; do
-                python3 benchmarks/bench_$operator.py ${COMMIT:+--commit "$COMMIT"} --output "$folder/ops.csv" \
-                    > "$folder/$operator.log" 2>&1
-            done ;;
-        *)
-            echo "unknown part '$one': methods, bounds, flux, cache, few-steps, eager or operators" >&2
-            exit 2 ;;
-        esac
-        echo "$one: $((SECONDS - started)) s"
-    done
+        done
+        finish ;;
+    bounds)  # what every preset is measured against, on SDXL
+        for ratio in 0.25 0.5 0.75; do
+            bench "bounds-toma-$ratio" --model sdxl $graph --methods toma --ratios $ratio
+            bench "bounds-local-$ratio" --model sdxl $graph --methods toma-tile,toma-once,fast --ratios $ratio \
+                --bounds floor
+        done
+        finish ;;
+    flux)
+        for method in fast toma; do
+            bench "flux-$method" --model flux --modes compiled --steps 4 --repeats 3 --methods $method \
+                --ratios 0.5,0.75
+        done
+        bench flux-2048 --model flux --modes compiled --steps 2 --repeats 3 --resolution 2048 --methods fast \
+            --ratios 0.5 --bounds none
+        bench sd35 --model sd35 --modes compiled --steps 10 --repeats 3 --methods fast,toma --ratios 0.5 --bounds none
+        finish ;;
+    cache)  # the product with the first-block cache
+        for threshold in 0.05 0.1 0.2; do
+            bench "cache-$threshold" --model flux --modes compiled --steps 20 --repeats 2 --cache $threshold \
+                --methods fast --ratios 0.5 --bounds none
+        done
+        finish ;;
+    few-steps)  # four steps, where a cache has nothing to skip
+        bench few-steps --model sdxl --modes graph --steps 4 --repeats 5 --methods fast,toma-tile --ratios 0.5 \
+            --bounds none
+        finish ;;
+    eager)  # the same without a compiler: its kernels, replayed, so that the CPU does not decide
+        for model in sdxl sd15; do
+            bench "eager-$model" --model $model $graph --compile none --bounds none \
+                --methods fast,toma-once,toma-tile,toma,toma:scale=1000,toma-stripe,tomesd,tofu,todo,lower-bound
+        done
+        finish ;;
+    operators)
+        for operator in facility_location weights merge; do
+            python3 benchmarks/bench_$operator.py ${COMMIT:+--commit "$COMMIT"} --output "$folder/ops.csv" \
+                > "$folder/$operator.log" 2>&1 || failed="$failed $operator"
+        done ;;
+    esac
+    echo "$part: $((SECONDS - started)) s"
 done
 grep -hE "^(Failed|Warning|Left out)" "$folder"/*.log
-exit 0
+for name in $failed; do
+    echo "$name failed, see $folder/$name.log: $(tail -n 1 "$folder/$name.log")" >&2
+done
+[ -z "$failed" ]

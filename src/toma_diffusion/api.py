@@ -140,6 +140,7 @@ def _build(model: nn.Module, adapter: Adapter, config: Config, pipeline: Any) ->
     else:
         put = _module_sites if config.scope == "module" else _block_sites
         placements, records = put(blocks, reasons, state)
+        _note_missing_plans(state)
     merged = [record for record in records if record.left_alone is None]
     if not merged:
         told = "; ".join(sorted({record.left_alone for record in records if record.left_alone})) or "it has no blocks"
@@ -214,18 +215,26 @@ def _block_sites(
 
 
 def _site(state: MergeState, block: Block, number: int, spec: SiteSpec | None = None) -> Site:
-    """A site of ToMA. Blocks of one kind, of which this is in that `number`, share a plan or take several in turn; the
-    first site of each makes it."""
+    """A site of ToMA. Blocks of one kind, of which this is in that `number`, share a plan or take several in turn."""
     assert isinstance(state.config, ToMAConfig)
     turn = number % state.config.num_plans
     name = block.kind if turn == 0 else f"{block.kind}, plan {turn + 1}"
     slot = next((slot for slot in state.slots if slot.name == name), None)
-    leads = slot is None
     if slot is None:
         first = next((slot for slot in state.slots if slot.kind == block.kind), None)
         slot = Slot(name, block.kind, partial(MergePlan, config=state.config, turn=turn), beside=first)
         state.slots.append(slot)
-    return Site(state, slot, leads) if spec is None else Site(state, slot, leads, spec.leave_alone)
+    return Site(state, slot) if spec is None else Site(state, slot, spec.leave_alone)
+
+
+def _note_missing_plans(state: MergeState) -> None:
+    """Say where there are not enough blocks, or runs of blocks, to take `num_plans` in turn."""
+    assert isinstance(state.config, ToMAConfig)
+    wanted, takers = state.config.num_plans, "runs of blocks" if state.config.scope == "stage" else "merged blocks"
+    for kind in state.kinds:
+        found = sum(slot.kind == kind for slot in state.slots)
+        if found < wanted:
+            state.notes.add(f"{kind} takes {found} of the {wanted} plans: it has no more {takers}")
 
 
 def _refuse_new_cache(model: nn.Module) -> None:

@@ -224,14 +224,14 @@ class ToMAConfig(Config):
 
     def describe(self) -> list[str]:
         """How tokens are chosen, and when."""
-        told = [
-            f"destinations by {self.selection}, {self.assign} assignment, unmerged by {self.unmerge}",
-            f"selected every {_steps(self.select_every)}, reweighed every {_steps(self.reweigh_every)}",
-        ]
+        told = [f"destinations by {self.selection}, {self.assign} assignment, unmerged by {self.unmerge}"]
         if self.num_plans > 1:
             told.append(f"{self.num_plans} plans in turn")
-        if self.rotation:
+        if self.rotation and self.selection == "facility-location":
             told.append(f"destinations chosen before damped by exp(−{self.rotation:g})")
+        elif self.rotation:
+            told.append(f"rotation={self.rotation:g} without effect: {self.selection} does not look at earlier choices")
+        told.append(f"selected every {_steps(self.select_every)}, reweighed every {_steps(self.reweigh_every)}")
         return told
 
 

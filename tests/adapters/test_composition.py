@@ -346,6 +346,20 @@ class TestIPAdapter:
         assert any(note.startswith("single modules were left alone: IP-Adapter") for note in handle.summary().notes)
         assert torch.equal(call(SD15, unet, **inputs), free)  # and the next call is merged again
 
+    def test_masks_where_cross_attention_comes_first(self, attended):
+        """It is left whole and sees no plan made; the feed-forward layer after it is merged all the same."""
+        unet = sd15_unet()
+        load_unet_ip_adapter(unet)
+        inputs = {
+            "added_cond_kwargs": {"image_embeds": IMAGE},
+            "cross_attention_kwargs": {"ip_adapter_masks": [MASK]},
+        }
+        plain = call(SD15, unet, **inputs)
+        apply_toma(unet, **SETTINGS, sites=("cross_attn", "ff"))
+        attended.clear()
+        assert not torch.equal(call(SD15, unet, **inputs), plain)
+        assert set(attended) == {(256, 256), (256, 7), (256, 4), (64, 64), (64, 7), (64, 4)}
+
     @pytest.mark.parametrize("scope", ["block", "stage"])
     def test_masks_leave_blocks_whole(self, scope):
         unet = sd15_unet()

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from toma_diffusion import Action, MergePlan
 from toma_diffusion.bench.models import build
-from toma_diffusion.bench.records import Facts, Records, gather_facts
+from toma_diffusion.bench.records import Facts, Records, claimed, gather_facts
 from toma_diffusion.bench.runner import BASELINE_CELL, Runner
 from toma_diffusion.bench.scenario import Method, Resolution, Scenario, compare
 from toma_diffusion.bench.timing import Timing
@@ -55,6 +55,30 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def copied(finished, tmp_path):
     return Path(shutil.copy(finished[0], tmp_path))
+
+
+class TestFiles:
+    def test_two_at_once_need_two_files(self, tmp_path):
+        """Each writes its file as a whole: of three benchmarks that shared one, the rows of two were gone."""
+        path = tmp_path / "new" / "rows.csv"
+        with claimed(path):
+            result = invoke(*SD15, "--output", path, "--fresh")
+        assert result.exit_code == 2
+        assert "another benchmark is writing" in result.output
+        assert list(path.parent.iterdir()) == []
+
+    @pytest.mark.parametrize("option", ["--output", "--take-turns"])
+    def test_a_folder_is_no_file(self, tmp_path, option):
+        result = invoke(*SD15, "--output", tmp_path / "rows.csv", option, tmp_path)
+        assert result.exit_code == 2
+        assert "Is a directory" in result.output
+
+    def test_rows_and_turns_need_two_files(self, tmp_path):
+        """The rows replace their file, and with it the lock."""
+        path = tmp_path / "rows.csv"
+        result = invoke(*SD15, "--output", path, "--take-turns", path)
+        assert result.exit_code == 2
+        assert "give each a file of its own" in result.output
 
 
 class TestRows:

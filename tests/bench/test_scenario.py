@@ -117,9 +117,10 @@ class TestCells:
 
     def test_bounds_follow_the_method_and_are_shared(self):
         model = build("sd15", small=True, device=CPU).model
-        methods = [Method.parse(text) for text in ("toma", "toma:select_every=2", "toma-tile", "fast")]
-        toma, often, tile, fast = compare(model, methods, [0.5], [], bounds=BOUNDS)
-        assert toma.lower_bound == often.lower_bound != tile.lower_bound
+        texts = ("toma", "toma:select_every=2", "toma:rotation=0.3", "toma-tile", "fast")
+        methods = [Method.parse(text) for text in texts]
+        toma, often, rotating, tile, fast = compare(model, methods, [0.5], [], bounds=BOUNDS)
+        assert toma.lower_bound == often.lower_bound == rotating.lower_bound != tile.lower_bound
         assert toma.floor == often.floor == tile.floor != fast.floor
         assert toma.lower_bound.config == ToMAConfig.from_preset("toma", selection="none")
         assert fast.lower_bound.config == ToMAConfig.from_preset("fast", selection="none")

@@ -1,5 +1,8 @@
 """Benchmarks that share a GPU do not disturb each other."""
 
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -106,6 +109,59 @@ def test_a_failure_gives_the_lock_back(path):
         raise RuntimeError
     with Turns(path) as turns, turns.alone():
         pass
+
+
+@pytest.mark.parametrize("holds", ["turns.prepare()", "timing = turns.alone(); timing.__enter__()"])
+def test_a_process_that_is_killed_keeps_nobody_waiting(path, holds):
+    code = f"""
+import sys, time
+from pathlib import Path
+from toma_diffusion.bench.turns import Turns
+turns = Turns(Path(sys.argv[1])).__enter__()
+{holds}
+print("ready", flush=True)
+time.sleep(60)
+"""
+    timed = threading.Event()
+
+    def time():
+        with Turns(path) as turns:
+            turns.prepare()
+            with turns.alone():
+                timed.set()
+
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "ready\n"
+        thread = started(time)
+        assert not timed.wait(SOON)
+        other.send_signal(signal.SIGKILL)
+    thread.join(10)
+    assert timed.is_set()
+
+
+def test_processes_time_one_at_a_time(path, tmp_path):
+    code = """
+import os, sys, time
+from pathlib import Path
+from toma_diffusion.bench.turns import Turns
+path, mark = map(Path, sys.argv[1:])
+with Turns(path) as turns:
+    for _ in range(10):
+        turns.prepare()
+        time.sleep(0.001)
+        assert not mark.exists(), "prepares while another times"
+        with turns.alone():
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+            time.sleep(0.001)
+            mark.unlink()
+"""
+    command = [sys.executable, "-c", code, str(path), str(tmp_path / "timing")]
+    processes = [subprocess.Popen(command) for _ in range(4)]
+    try:
+        assert [process.wait(60) for process in processes] == [0] * 4
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def test_without_a_file_nobody_waits():

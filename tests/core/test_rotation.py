@@ -57,6 +57,26 @@ class TestPlans:
         assert plan.picks.sum() == 12 * 2 * plan.num_destinations
         assert plan.picks.min() >= 3
 
+    @pytest.mark.parametrize("rotation", [1.0, 3.0, 100.0])
+    def test_rotation_does_not_stop_in_a_long_run(self, rotation):
+        """exp(−rotation · picks) is 0 in float32 after 104 picks at a rotation of 1, and then nothing rotates."""
+        plan, _ = plans(rotation=rotation)
+        for _ in range(300):
+            plan.update(tokens(), Action.SELECT)
+        before = plan.picks.clone()
+        for _ in range(8):
+            plan.update(tokens(), Action.SELECT)
+        assert (plan.picks > before).all()
+        assert plan.picks.max() - plan.picks.min() <= 8
+
+    def test_of_two_tokens_that_tie_each_has_its_turn(self):
+        """In a region of two each covers as much as the other, whatever they are."""
+        plan = MergePlan(GRID, ToMAConfig(ratio=0.5, num_regions=32, rotation=0.3), batch_size=2)
+        assert plan.regions.size == 2
+        for _ in range(6):
+            plan.update(tokens(), Action.SELECT)
+        assert (plan.picks == 3).all()
+
     def test_a_new_generation_starts_over(self):
         plan, _ = plans()
         plan.update(tokens(), Action.SELECT)

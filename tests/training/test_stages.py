@@ -139,6 +139,16 @@ def test_a_stage_names_the_one_before_it(command, tmp_path, stage):
         run.main(command(stage, tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--minutes", "0"), ("--minutes", "nan"), ("--steps", "0"), ("--batch", "-4"), ("--limit", "0")],
+)
+def test_numbers_that_mean_nothing_are_refused(command, tmp_path, capsys, option, value):
+    with pytest.raises(SystemExit):
+        run.main(command("vae", tmp_path, option, value))
+    assert f"argument {option}: {value} is not allowed" in capsys.readouterr().err
+
+
 def test_normalising_changes_latents_and_not_pictures():
     torch.manual_seed(0)
     vae = build_vae(TINY).eval().requires_grad_(False)

@@ -49,9 +49,9 @@ class BaselineConfig(Config):
                 slot = Slot(block.name, block.kind, make)
                 state.slots.append(slot)
                 if self.reads_blocks:
-                    placements.append(Placement(block.module, None, UpdatePlan(Site(state, slot, leads=True))))
+                    placements.append(Placement(block.module, None, UpdatePlan(Site(state, slot))))
             for spec in specs:
-                hooks = self.hooks(spec, Site(state, slot, leave_alone=spec.leave_alone))
+                hooks = self.hooks(spec, Site(state, slot, spec.leave_alone))
                 placements += [Placement(block.module, name, hook) for name, hook in hooks]
             records.append(block.record(specs, reason))
         return placements, records

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import os
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
@@ -149,6 +152,33 @@ class Records:
             writer = csv.DictWriter(file, fieldnames=COLUMNS)
             writer.writeheader()
             writer.writerows(self.rows)
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Keep other benchmarks from a file of rows: each writes it as a whole, and the rows of all but one would be lost.
+
+    A process that dies gives it back. Windows has no such locks.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    lock = path.with_name(f".{path.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.path.samestat(os.fstat(file.fileno()), lock.stat())  # not one that was just taken away
+        except (BlockingIOError, FileNotFoundError):
+            is_ours = False
+        if not is_ours:
+            raise ValueError(f"another benchmark is writing {str(path)!r}: give each an --output of its own.")
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,7 +62,7 @@ def bench(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from toma_diffusion.bench.records import Records, gather_facts
+    from toma_diffusion.bench.records import Records, claimed, gather_facts
     from toma_diffusion.bench.runner import Runner
     from toma_diffusion.bench.scenario import Method, Resolution, Scenario, compare, split_list
     from toma_diffusion.bench.tables import table_of
@@ -100,13 +101,23 @@ def bench(
         for method in scenario.methods:
             for ratio in set(scenario.ratios) - set(method.possible(scenario.ratios)):
                 console.print(f"Left out: {method.preset} cannot have ratio {ratio:g}.", highlight=False)
-        records, turns = Records(output, fresh=fresh), Turns(take_turns)
     except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+    files = ExitStack()
+    try:
+        if take_turns is not None and take_turns.resolve() == output.resolve():
+            raise ValueError(f"--take-turns and --output are both {str(output)!r}: give each a file of its own.")
+        files.enter_context(claimed(output))
+        records = Records(output, fresh=fresh)
+        turns = files.enter_context(Turns(take_turns))
+    except (ValueError, OSError) as error:
+        files.close()
         raise typer.BadParameter(str(error)) from error
 
     facts = gather_facts(where, commit)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with turns, Progress(*columns, console=console, transient=True) as progress:
+    with files, Progress(*columns, console=console, transient=True) as progress:
         parts = make_parts if pipeline else None
         runner = Runner(scenario, denoiser, comparisons, records, facts, parts, progress, turns)
         runner.run()

@@ -17,6 +17,8 @@ from toma_diffusion.ops.backend import choose_backend
 
 _FIXED_SEED = 0
 """Fixed choices come from a generator of their own: the user's random state is never touched."""
+MOST_DAMPING = 64.0
+"""exp(−64) times any gain is still a normal float32. A product of 0 would tie with all others, the order be lost."""
 _WITHOUT_TOKENS = ("none", "slice")
 """Selections that never look at tokens, neither for destinations nor for weights."""
 
@@ -265,7 +267,9 @@ class MergePlan(Plan):
         """[B, N, d] -> [B, R, k], or [1, R, k] if joint: indices inside each region."""
         if self.picks is None:
             return self._choose_favouring(tokens, None)
-        chosen = self._choose_favouring(tokens, (-self.config.rotation * self.picks).exp())
+        more = self.picks - self.picks.amin(dim=1, keepdim=True)  # than the token of its region with the fewest:
+        damping = (self.config.rotation * more).clamp_max(MOST_DAMPING)  # all alike would fade to 0 in a long run
+        chosen = self._choose_favouring(tokens, (-damping).exp())
         again = chosen.reshape(len(self.picks), -1)
         self.picks.scatter_add_(1, again, torch.ones_like(again, dtype=self.picks.dtype))
         return chosen

@@ -29,13 +29,11 @@ class Hook:
 
 @dataclass(eq=False)
 class Site:
-    """One place of merging: which plan it uses, and whether it renews it."""
+    """One place of merging: which plan it uses, and when it is to be left alone."""
 
     state: MergeState
     slot: Slot
     """Sites of one slot share a plan."""
-    leads: bool = False
-    """Whether this is the first site of its slot in a step, whose tokens the plan is made from."""
     leave_alone: Callable[[Keywords], bool] = field(default=lambda keywords: False)
     """Whether a call with these keyword arguments must not be merged."""
 
@@ -47,9 +45,11 @@ class Site:
         return None if plan is None or plan.is_identity else plan
 
     def update(self, plan: Plan, tokens: Callable[[], Tensor]) -> None:
-        """Renew the plan if this site leads and the schedule asks for it."""
-        if self.leads and plan.wants(self.state.action):
-            plan.update(tokens(), self.state.action)
+        """Renew the plan if the schedule asks for it and no other site of the slot has come first in this call."""
+        if self.slot.awaits_tokens:
+            self.slot.awaits_tokens = False
+            if plan.wants(self.state.action):
+                plan.update(tokens(), self.state.action)
 
     def image_start(self, length: int, plan: Plan, merged: bool = False) -> int:
         """Where the image begins in a sequence that ends with it: text may come before it."""

@@ -48,6 +48,9 @@ class Slot:
     """The first of several slots that blocks of one kind take in turn, if this is a later one."""
     plan: Plan | None = None
     """That of the call under way."""
+    awaits_tokens: bool = False
+    """Whether none of its sites has run yet in this call: the plan is made from the tokens of the first that does.
+    Which one that is can change from call to call: skip-layer guidance leaves out blocks, IP-Adapter masks modules."""
 
 
 PlanKey = tuple[str, int, Grid, int, torch.dtype, torch.device, bool]
@@ -57,7 +60,8 @@ PlanKey = tuple[str, int, Grid, int, torch.dtype, torch.device, bool]
 class MergeState:
     """Mutable, one per denoiser, set before every call and only read by compiled code.
 
-    Sites that do not lead read `active`, not `action`: compiled block by block, they then need one graph and not three.
+    Sites that do not come first read `active`, not `action`: compiled block by block, they then need one graph and not
+    three.
     """
 
     config: Config
@@ -120,6 +124,7 @@ class MergeState:
         if self.active:
             for slot in self.slots:
                 slot.plan = self._plan(slot, call, tick.ordinal)
+                slot.awaits_tokens = True
                 slot.plan.begin_call()
 
     def forget_choices(self) -> None:

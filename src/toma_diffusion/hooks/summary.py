@@ -119,7 +119,7 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
         )
     costs = [_multiplications(record, state.plan_of(record.kind)) for record in records]
     known = [cost for cost in costs if cost is not None]
-    overhead = sum(_plan_multiplications(state.plan_of(kind), _width(records, kind)) for kind in state.kinds)
+    overhead = sum(_plan_multiplications(slot.plan, _width(records, slot.kind)) for slot in state.slots)
     return Summary(
         config=state.config,
         enabled=state.enabled,
