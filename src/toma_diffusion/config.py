@@ -179,7 +179,8 @@ class ToMAConfig(Config):
     rotation: float = 0.0
     """How strongly tokens are favoured that were not chosen lately: a token's gain is damped by exp(−rotation) for
     every time it was a destination before in this generation, in any plan of its kind. 0 looks at the tokens alone, as
-    the paper does. `random` and `strided` destinations differ from plan to plan whatever the rotation."""
+    the paper does. `random` destinations are drawn anew for every plan and `strided` ones shifted by one token,
+    whatever the rotation."""
 
     backend: str = "auto"
     """Which implementation of the operators runs: `torch`, `triton` (fused kernels, NVIDIA GPUs), or `auto` for the

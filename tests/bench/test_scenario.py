@@ -55,7 +55,7 @@ class TestMethods:
             ("toma:scope=everywhere", "scope='everywhere' is not known"),
             ("toma:num_regions=2.5", "num_regions=2.5 is not allowed"),
             ("toma:scale", "'scale' is not a setting"),
-            ("toma:ratio=0.3", "use --ratios"),
+            ("toma:ratio=0.3", "an option of its own"),
             ("tomesd:scope=block", "'scope' is not a field of ToMeSDConfig"),
             ("tomesb", "preset='tomesb' is not known.*Did you mean 'tomesd'"),
         ],

@@ -63,7 +63,9 @@ class Method:
                 raise ValueError(f"method {text!r}: {change!r} is not a setting; write name=value, separated by ';'.")
             overrides[name.strip()] = parse_value(value.strip())
         if "ratio" in overrides:
-            raise ValueError(f"method {text!r} sets the ratio: use --ratios instead, it counts for all methods.")
+            raise ValueError(
+                f"method {text!r} sets the ratio, which has an option of its own: leave it out of the settings."
+            )
         named_config(preset, overrides)  # raises, with the field and what is allowed, if anything is wrong
         return cls(preset, tuple(overrides.items()))
 

@@ -124,7 +124,7 @@ def bench(
     for group in runner.groups:
         if table := table_of(group, records, facts):
             console.print(table)
-    console.print(f"Wrote {output}", soft_wrap=True, highlight=False)
+    console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
     if runner.failures:
         console.print(f"{runner.failures} measurements failed; the same command tries them again.", highlight=False)
         raise typer.Exit(1)

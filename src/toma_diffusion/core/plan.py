@@ -323,7 +323,7 @@ def num_destinations(region_size: int, ratio: float) -> int:
 
 
 def _fixed_choice(selection: str, regions: Regions, count: int, turn: int, device: torch.device | str) -> Tensor:
-    """[R, k]: a choice that does not look at the tokens, another one at every turn."""
+    """[R, k]: a choice that does not look at the tokens: drawn anew at every turn, or shifted by one token."""
     if selection == "strided":
         choice = ((torch.arange(count) * regions.size // count + turn) % regions.size).expand(regions.count, -1)
     else:
