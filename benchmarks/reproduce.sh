@@ -5,7 +5,7 @@
 #
 # Every part writes CSV files into FOLDER; without parts all are measured. Benchmarks of a part compile side by side and
 # time one at a time (--take-turns). What is there already is not measured again. COMMIT stands in for that of the
-# checkout where there is none. Whatever fails is named at the end, and the exit status is then 1; interrupted, the
+# checkout where there is none. It takes a GPU of some 100 GB; `make bench` times a little on any. Whatever fails is named at the end, and the exit status is then 1; interrupted, the
 # benchmarks under way end too.
 set -u
 folder=${1:?"give a folder for the rows"}

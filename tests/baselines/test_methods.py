@@ -5,6 +5,7 @@ import csv
 
 import pytest
 import torch
+from method_cases import every_case
 from observe import Graphs, attention_lengths, bookkeeping, compile_blocks, our_hooks, state_of
 from tiny import FAMILIES, flux_transformer, sd15_unet
 from typer.testing import CliRunner
@@ -14,13 +15,6 @@ from toma_diffusion.cli import app
 
 BY_NAME = {family.name: family for family in FAMILIES}
 RATIOS = {"tomesd": 0.5, "tofu": 0.5, "todo": 0.75}
-CASES = [
-    pytest.param(method, family, id=f"{method}-{family.name}")
-    for method in METHODS
-    for family in FAMILIES
-    if method != "todo" or family.name not in ("flux", "sd3")
-]
-every_case = pytest.mark.parametrize(("method", "family"), CASES)
 every_method = pytest.mark.parametrize("method", METHODS)
 
 

@@ -5,20 +5,14 @@ import csv
 import pytest
 import torch
 from gpu_models import compile_model, no_waiting, on_gpu, steps
+from method_cases import every_case
 from tiny import FAMILIES
 from typer.testing import CliRunner
 
-from toma_diffusion import METHODS, apply_toma, remove_toma
+from toma_diffusion import apply_toma, remove_toma
 from toma_diffusion.cli import app
 
 BY_NAME = {family.name: family for family in FAMILIES}
-CASES = [
-    pytest.param(method, family, id=f"{method}-{family.name}")
-    for method in METHODS
-    for family in FAMILIES
-    if method != "todo" or family.name not in ("flux", "sd3")
-]
-every_case = pytest.mark.parametrize(("method", "family"), CASES)
 SETTINGS = {"ratio": 0.75, "skip_blocks": ()}
 
 

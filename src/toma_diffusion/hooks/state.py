@@ -58,7 +58,7 @@ PlanKey = tuple[str, int, Grid, int, torch.dtype, torch.device, bool]
 
 @dataclass
 class MergeState:
-    """Mutable, one per denoiser, set before every call and only read by compiled code.
+    """Mutable, one per denoiser, set before every call. Compiled code writes only a slot's `awaits_tokens`.
 
     Sites that do not come first read `active`, not `action`: compiled block by block, they then need one graph and not
     three.
