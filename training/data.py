@@ -27,11 +27,19 @@ class Dataset:
 
     images: NDArray[np.uint8]  # [images, height, width, 3]
     captions: list[str]
-    weights: Tensor  # [images], sums to one
+    sizes: tuple[int, ...]  # images of each of the SETS, one set after the other
     mirror: Tensor  # [images], bool: may be shown mirrored
 
     def __len__(self) -> int:
         return len(self.captions)
+
+    def weights(self, emoji_share: float = 0.5, concept_power: float = 0.5) -> Tensor:
+        """How often each image is drawn, of one in all; see `Settings`. Autoencoders see both sets equally often."""
+        weights, start = [], 0
+        for size, share in zip(self.sizes, (emoji_share, 1 - emoji_share), strict=True):
+            weights.append(share * sampling_weights(self.captions[start : start + size], concept_power))
+            start += size
+        return torch.cat(weights)
 
     def pixels(self, device: torch.device) -> Tensor:
         """The images on the device, as bytes: [images, 3, height, width], 1.6 GB for the full data."""
@@ -43,15 +51,15 @@ def to_float(pixels: Tensor) -> Tensor:
     return pixels.float() / 127.5 - 1
 
 
-def sampling_weights(captions: list[str]) -> Tensor:
-    """Weights within one set, 1/√n for each of n images of one concept.
+def sampling_weights(captions: list[str], power: float) -> Tensor:
+    """Weights within one set, 1/nᵖ for each of n images of one concept.
 
     Half of the emoji are one person in six skin tones and a fifth of the clothes are T-shirts: drawn evenly, they would
-    crowd out the rest; drawn evenly by concept, a single image of a rare one would be learnt by heart.
+    crowd out the rest.
     """
     concepts = [concept(caption) for caption in captions]
     counts = Counter(concepts)
-    weights = torch.tensor([counts[name] ** -0.5 for name in concepts], dtype=torch.float64)
+    weights = torch.tensor([counts[name] ** -power for name in concepts], dtype=torch.float64)
     return weights / weights.sum()
 
 
@@ -64,10 +72,10 @@ def read_image(data: bytes, size: int) -> NDArray[np.uint8]:
 
 
 def load(folder: Path, size: int, limit: int | None = None) -> Dataset:
-    """Read both sets, each drawn as often as the other. `limit` takes so many images of each set, for trying out."""
+    """Read both sets. `limit` takes so many images of each set, for trying out."""
     images: list[NDArray[np.uint8]] = []
     captions: list[str] = []
-    weights: list[Tensor] = []
+    sizes: list[int] = []
     mirror: list[bool] = []
     for name in SETS:
         path = folder / f"{name}.npz"
@@ -80,6 +88,6 @@ def load(folder: Path, size: int, limit: int | None = None) -> Dataset:
         with ThreadPoolExecutor() as pool:  # decoding releases Python's lock
             images += pool.map(lambda file: read_image(file, size), files)
         captions += said
-        weights.append(sampling_weights(said) / len(SETS))
+        sizes.append(len(said))
         mirror += [may_mirror(caption, classes[label]) for caption, label in zip(said, labels, strict=True)]
-    return Dataset(np.stack(images), captions, torch.cat(weights), torch.tensor(mirror))
+    return Dataset(np.stack(images), captions, tuple(sizes), torch.tensor(mirror))

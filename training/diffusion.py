@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
-from transformers import CLIPTokenizer
+from transformers import CLIPTextModel, CLIPTokenizer
 
 from training import tokenizer as tokenizers
 from training.loop import Budget, Place, Training
@@ -23,6 +25,13 @@ class TextToLatents(nn.Module):
         super().__init__()
         self.unet = build_unet(settings).to(memory_format=torch.channels_last)
         self.text_encoder = build_text_encoder(settings, tokenizer)
+
+    def continue_from(self, folder: Path) -> None:
+        """Take over the weights of an exported pipeline, of the same sizes."""
+        unet = UNet2DConditionModel.from_pretrained(folder / "unet", local_files_only=True)
+        text_encoder = CLIPTextModel.from_pretrained(folder / "text_encoder", local_files_only=True)
+        self.unet.load_state_dict(unet.state_dict())
+        self.text_encoder.load_state_dict(text_encoder.state_dict())
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,8 @@ def train_diffusion(settings: Settings, place: Place, budget: Budget) -> None:
     batches = Batches.load(place)
     torch.manual_seed(settings.seed)
     model = TextToLatents(settings, tokenizers.load(place.work / "tokenizer"))
+    if place.start:
+        model.continue_from(place.start)
     training = Training("diffusion", model, settings, settings.diffusion_rate, settings.batch, place)
     signal = build_scheduler().alphas_cumprod.to(place.device)  # [timesteps]
     unet = torch.compile(model.unet) if place.compile else model.unet

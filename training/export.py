@@ -14,7 +14,7 @@ from torch import nn
 
 from training import tokenizer as tokenizers
 from training.diffusion import TextToLatents
-from training.loop import Place, averaged
+from training.loop import HISTORY, Place, averaged
 from training.models import build_scheduler
 from training.settings import Settings
 
@@ -77,11 +77,45 @@ def assemble(settings: Settings, place: Place) -> tuple[StableDiffusionPipeline,
     return pipeline, state
 
 
-def model_card(pipeline: StableDiffusionPipeline, state: dict[str, Any], place: Place) -> str:
+def chapter(stage: str, state: dict[str, Any], place: Place) -> dict[str, Any]:
+    """What one stage did, for the history."""
+    return {
+        "stage": stage,
+        "seconds": round(state["seconds"], 1),
+        "steps": state["step"],
+        "images": state["images"],
+        "device": torch.cuda.get_device_name() if place.device.type == "cuda" else "CPU",
+        "torch": torch.__version__,
+        "settings": state["settings"],
+    }
+
+
+def history_of(state: dict[str, Any], place: Place) -> list[dict[str, Any]]:
+    """What the networks went through: if they came from an exported pipeline, its own history first."""
+    if (place.work / HISTORY).exists():
+        earlier = json.loads((place.work / HISTORY).read_text())
+    else:
+        vae_state = torch.load(place.work / "vae.pt", map_location="cpu", weights_only=True, mmap=True)
+        earlier = [chapter("autoencoder", vae_state, place)]
+    return [*earlier, chapter("UNet and text encoder", state, place)]
+
+
+def told(chapter: dict[str, Any]) -> str:
+    """One line of the model card's table."""
+    cells = (
+        chapter["stage"],
+        f"{chapter['seconds'] / 60:.1f}",
+        f"{chapter['steps']:,}",
+        f"{chapter['images']:,}",
+        f"{chapter['settings'].get('emoji_share', 0.5) if 'UNet' in chapter['stage'] else 0.5:.0%}",
+        f"{chapter['device']}, torch {chapter['torch']}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def model_card(pipeline: StableDiffusionPipeline, history: list[dict[str, Any]], place: Place) -> str:
     """The model card with its figures filled in."""
-    vae_state = torch.load(place.work / "vae.pt", map_location="cpu", weights_only=True, mmap=True)
     latents = torch.load(place.work / "latents.pt", map_location="cpu", weights_only=True, mmap=True)
-    device = torch.cuda.get_device_name() if place.device.type == "cuda" else "a CPU"
     return Template(CARD.read_text()).substitute(
         unet=millions(pipeline.unet),
         vae=millions(pipeline.vae),
@@ -90,14 +124,7 @@ def model_card(pipeline: StableDiffusionPipeline, state: dict[str, Any], place: 
         latent_channels=pipeline.vae.config.latent_channels,
         vocabulary=len(pipeline.tokenizer),
         images=len(latents["mirror"]),
-        device=device,
-        vae_minutes=f"{vae_state['seconds'] / 60:.1f}",
-        vae_steps=vae_state["step"],
-        diffusion_minutes=f"{state['seconds'] / 60:.1f}",
-        diffusion_steps=state["step"],
-        diffusion_images=f"{state['images']:,}",
-        batch=state["settings"]["batch"],
-        torch_version=torch.__version__,
+        history="\n".join(told(each) for each in history),
     )
 
 
@@ -112,7 +139,9 @@ def export(settings: Settings, place: Place, max_mib: float = MAX_MIB) -> Path:
     unfinished = place.work / "pipeline.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     write_files(pipeline, place.work / "tokenizer", unfinished)
-    (unfinished / "README.md").write_text(model_card(pipeline, state, place))
+    history = history_of(state, place)
+    (unfinished / HISTORY).write_text(json.dumps(history, indent=2) + "\n")
+    (unfinished / "README.md").write_text(model_card(pipeline, history, place))
 
     size = folder_mib(unfinished)
     if size > max_mib:

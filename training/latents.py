@@ -14,7 +14,7 @@ from transformers import CLIPTokenizer
 from training import tokenizer as tokenizers
 from training.captions import colour_of, variant
 from training.data import Dataset, load, to_float
-from training.loop import Place, averaged, write_atomically
+from training.loop import HISTORY, Place, averaged, write_atomically
 from training.models import build_vae
 from training.progress import Progress
 from training.settings import Settings
@@ -77,21 +77,27 @@ def prepare_latents(data: Path, settings: Settings, place: Place, limit: int | N
 
     A text encoder that has begun to learn one vocabulary could not go on with another.
     """
-    path, trained = place.work / "latents.pt", place.work / "vae.pt"
+    path, trained = place.work / "latents.pt", place.start or place.work / "vae.pt"
     if path.exists() and path.stat().st_mtime_ns > trained.stat().st_mtime_ns:
         print(f"latents: {path} is there already", flush=True)
         return
     dataset = load(data, settings.image_size, limit)
-    vae = build_vae(settings)
-    averaged(vae, trained)
-    vae.to(place.device)
-    latents = normalise(vae, encode(vae, dataset.pixels(place.device)))
-
     texts = wordings(dataset, settings)
+    every_text = [text for image in texts for text in image]
     folder = place.work / "tokenizer"
     shutil.rmtree(folder, ignore_errors=True)
-    every_text = [text for image in texts for text in image]
-    tokenizer = tokenizers.train(every_text, settings.vocabulary, settings.text_tokens, folder)
+    if place.start:
+        vae = AutoencoderKL.from_pretrained(place.start / "vae", local_files_only=True).to(place.device)
+        latents = encode(vae, dataset.pixels(place.device))
+        shutil.copytree(place.start / "tokenizer", folder)
+        tokenizer = tokenizers.load(folder)
+        shutil.copy(place.start / HISTORY, place.work / HISTORY)
+    else:
+        vae = build_vae(settings)
+        averaged(vae, trained)
+        vae.to(place.device)
+        latents = normalise(vae, encode(vae, dataset.pixels(place.device)))
+        tokenizer = tokenizers.train(every_text, settings.vocabulary, settings.text_tokens, folder)
     tokens = tokenise(tokenizer, every_text).view(len(texts), settings.caption_variants, -1)
 
     vae.cpu().save_pretrained(place.work / "vae")
@@ -99,7 +105,7 @@ def prepare_latents(data: Path, settings: Settings, place: Place, limit: int | N
         "latents": latents.to("cpu", torch.float16),
         "tokens": tokens.to(torch.int16),
         "no_caption": tokenise(tokenizer, [""])[0].to(torch.int16),
-        "weights": dataset.weights,
+        "weights": dataset.weights(settings.emoji_share, settings.concept_power),
         "mirror": dataset.mirror,
     }
     write_atomically(path, lambda unfinished: torch.save(state, unfinished))

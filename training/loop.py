@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from training.progress import Progress
 from training.settings import Settings
 
+HISTORY = "training.json"
+"""In an exported pipeline: what it went through, stage by stage."""
 COLUMNS = ("step", "loss", "images_per_second", "learning_rate", "seconds")
 STEPS_BETWEEN_ROWS = 20
 """Reading the loss waits for the GPU; in between the CPU runs ahead of it."""
@@ -44,6 +46,8 @@ class Place:
     device: torch.device
     compile: bool = False
     checkpoint_seconds: float = 60.0
+    start: Path | None = None
+    """An exported pipeline whose networks to train further, in place of new ones."""
 
     def autocast(self) -> torch.autocast:
         """Half precision where it is fast."""

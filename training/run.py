@@ -47,6 +47,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("stage", choices=(*STAGES, "all"))
     parser.add_argument("--data", type=Path, help="folder of fluent_emoji.npz and clothing.npz (stages vae, latents)")
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints, logs and results")
+    parser.add_argument("--start", type=Path, help="an exported pipeline to train further (stages latents, diffusion)")
     parser.add_argument("--minutes", type=duration, default=12.0, help="for this stage, or for all of them together")
     parser.add_argument("--steps", type=whole, help="stop after so many steps even if minutes are left")
     parser.add_argument("--batch", type=whole, help=f"images a step in the stage diffusion (default {FULL.batch})")
@@ -61,6 +62,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.stage in ("vae", "latents", "all") and options.data is None:
         parser.error(f"the stage {options.stage} needs --data")
+    if options.start and options.stage in ("vae", "all"):
+        parser.error("--start takes the autoencoder as it is: run the stages latents, diffusion, export one by one")
+    if options.start and not (options.start / "model_index.json").exists():
+        parser.error(f"--start {options.start} is no exported pipeline: it has no model_index.json")
     return options
 
 
@@ -70,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = replace(TINY if options.tiny else FULL, seed=options.seed)
     if options.batch:
         settings = replace(settings, batch=options.batch)
-    place = Place(options.work, torch.device(options.device), options.compile, options.checkpoint_seconds)
+    place = Place(
+        options.work, torch.device(options.device), options.compile, options.checkpoint_seconds, options.start
+    )
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high")

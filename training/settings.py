@@ -34,8 +34,13 @@ class Settings:
     """The longest prompt, start and end included. The longest wording of a caption has 21."""
     vocabulary: int = 2048
 
-    batch: int = 512
+    batch: int = 256
     diffusion_rate: float = 8e-4
+    emoji_share: float = 0.75
+    """Of the images drawn. There are a hundred times as many emoji by name as garments, and each has to be learnt."""
+    concept_power: float = 1.0
+    """Each of n images of one concept is drawn with a weight of 1/nᵖ: 1 draws every concept equally often, 0 every
+    image."""
     caption_dropout: float = 0.1
     """How often the caption is left out, for classifier-free guidance."""
     caption_variants: int = 16

@@ -73,7 +73,7 @@ def train_vae(data: Path, settings: Settings, place: Place, budget: Budget, limi
     vae = build_vae(settings).to(memory_format=torch.channels_last)
     training = Training("vae", vae, settings, settings.vae_rate, settings.vae_batch, place)
     pixels = dataset.pixels(place.device)
-    weights = dataset.weights.to(place.device)
+    weights = dataset.weights().to(place.device)
 
     def forward(target: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         posterior = vae.encode(target).latent_dist

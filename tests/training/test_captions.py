@@ -73,16 +73,22 @@ def test_colour_is_told_only_where_one_fills_the_middle():
 
 
 def test_frequent_concepts_weigh_less_each_and_more_together():
-    weights = sampling_weights(["a photo of hat"] * 4 + ["a photo of skirt"])
+    weights = sampling_weights(["a photo of hat"] * 4 + ["a photo of skirt"], power=0.5)
     assert weights.sum().item() == pytest.approx(1)
     assert weights[0] < weights[4] < 4 * weights[0]
 
 
-def test_both_sets_are_drawn_equally_often(data):
+def test_with_a_power_of_one_concepts_are_drawn_equally_often():
+    weights = sampling_weights(["a photo of hat"] * 4 + ["a photo of skirt"], power=1.0)
+    assert weights[:4].sum().item() == pytest.approx(weights[4].item())
+
+
+def test_sets_are_drawn_as_often_as_told(data):
     dataset = load(data, 64, limit=5)
     assert len(dataset) == 10
     assert dataset.images.shape == (10, 64, 64, 3)
-    assert dataset.weights[:5].sum().item() == pytest.approx(0.5)
+    assert dataset.weights()[:5].sum().item() == pytest.approx(0.5)
+    assert dataset.weights(emoji_share=0.75)[:5].sum().item() == pytest.approx(0.75)
     assert dataset.mirror.dtype == torch.bool
 
 

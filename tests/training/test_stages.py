@@ -1,6 +1,7 @@
 """All stages in small on a CPU, from pictures to a pipeline that draws; killed and resumed; too large and refused."""
 
 import csv
+import json
 import os
 import shutil
 import subprocess
@@ -62,7 +63,8 @@ def test_model_card_is_filled_in(trained):
     card = (trained / "pipeline" / "README.md").read_text()
     assert "$" not in card
     assert "16 captioned images" in card
-    assert "100 images in batches of 4" in card
+    assert "| UNet and text encoder | " in card
+    assert " | 25 | 100 | 75% | CPU, torch " in card
 
 
 def test_samples_are_a_grid_of_64(trained):
@@ -97,6 +99,29 @@ def test_a_resumed_training_keeps_its_vocabulary_and_latents(trained, command):
     before = {name: (trained / name).stat().st_mtime_ns for name in ("latents.pt", "tokenizer/vocab.json")}
     run.main(command("latents", trained))
     assert {name: (trained / name).stat().st_mtime_ns for name in before} == before
+
+
+def test_an_exported_pipeline_is_trained_further(trained, command, tmp_path):
+    start = ("--start", str(trained / "pipeline"))
+    for stage in ("latents", "diffusion"):
+        run.main(command(stage, tmp_path, "--steps", "1", *start))
+    before = StableDiffusionPipeline.from_pretrained(trained / "pipeline", local_files_only=True).unet.state_dict()
+    average = checkpoint(tmp_path, "diffusion")["average"]
+    changes = [(average[f"unet.{name}"] - weight).abs().max().item() for name, weight in before.items()]
+    assert 0 < max(changes) < 1e-3  # one warm-up step away, not new
+    run.main(command("export", tmp_path))
+    history = json.loads((tmp_path / "pipeline" / "training.json").read_text())
+    assert [chapter["stage"] for chapter in history] == ["autoencoder", *["UNet and text encoder"] * 2]
+    assert [chapter["steps"] for chapter in history] == [25, 25, 1]
+
+
+def test_what_cannot_be_started_from_is_named(trained, command, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run.main(command("diffusion", tmp_path, "--start", str(tmp_path)))
+    assert "is no exported pipeline" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run.main(command("vae", tmp_path, "--start", str(trained / "pipeline")))
+    assert "one by one" in capsys.readouterr().err
 
 
 def test_other_settings_are_not_mixed_in(trained, command):
