@@ -2,9 +2,9 @@
 
     python benchmarks/quality.py --output DIR --lpips-weights FILE [--inception-weights FILE --real-images DIR]
 
-Runs of `toma eval` in DIR, the presets at three ratios and then one setting after another at ratio 0.5; killed, it goes
-on where it was. Then one row for each, with all settings in columns of their own; with `--only` the rows of the other
-sweeps stay as they are.
+Runs of `toma eval` in DIR, the presets at three ratios and then one setting after another at ratio 0.5, all beside one
+baseline; killed, it goes on where it was. Then one row for each, with all settings in columns of their own; with
+`--only` the rows of the other run stay as they are.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from dataclasses import fields
 from pathlib import Path
 
 from toma_diffusion import ToMAConfig
-from toma_diffusion.evaluation import NOISE_FLOOR, RunFolder
+from toma_diffusion.evaluation import NOISE_FLOOR, RunFolder, Variant
 from toma_diffusion.files import replacing
 
 PROMPTS = Path(__file__).with_name("quality_prompts.txt")
 PRESETS = ("toma", "toma:scale=1000", "toma-stripe", "toma-tile", "toma-once", "fast", "tomesd", "tofu", "todo")
-BASE = "toma:assign=local;scale=1000"
-"""The defaults: 64 tiles, local, softmax, each module."""
+BASE = {"assign": "local", "scale": "1000"}
+"""Beside the preset `toma`: 64 tiles, local, softmax, each module."""
 CHANGES = {
     "regions": [f"num_regions={count}" for count in (4, 16, 64, 256)]
     + [f"region=stripe;num_regions={count}" for count in (16, 64)]
@@ -41,10 +41,24 @@ CHANGES = {
     + [f"scope=stage;num_plans={plans};rotation=0.3" for plans in (1, 2)]
     + [f"selection={selection};num_plans={plans}" for selection in ("random", "strided") for plans in (1, 2)],
 }
-SWEEPS = ("presets", *CHANGES)
+RUNS = ("presets", "settings")
 SETTINGS = tuple(field.name for field in fields(ToMAConfig))
 FIGURES = ("images", "psnr", "ssim", "lpips", "fid", "seconds", "speedup")
 FACTS = ("steps", "guidance", "resolution", "device", "torch", "diffusers", "commit", "date")
+
+
+def settings() -> list[str]:
+    """Every change as a method for `toma eval`, once."""
+    methods = []
+    for change in (change for changes in CHANGES.values() for change in changes):
+        fields_of = BASE | dict(part.split("=", 1) for part in change.split(";"))
+        methods.append("toma:" + ";".join(f"{name}={value}" for name, value in fields_of.items()))
+    return list(dict.fromkeys(methods))
+
+
+def changed(variant: Variant) -> str:
+    """The fields in which it differs from its preset, or in the run of settings from the base."""
+    return " ".join(f"{name}={value}" for name, value in variant.asked_for.items())
 
 
 def evaluate(folder: Path, methods: list[str], ratios: str, arguments: list[str]) -> RunFolder:
@@ -54,7 +68,7 @@ def evaluate(folder: Path, methods: list[str], ratios: str, arguments: list[str]
     return RunFolder(folder)
 
 
-def rows_of(run: RunFolder, sweep: str) -> list[dict[str, str]]:
+def rows_of(run: RunFolder, name: str) -> list[dict[str, str]]:
     """The run's table with every setting of ToMA, and the noise floor beside every figure it has."""
     table = run.table()
     floor = next(row for row in table if row["method"] == NOISE_FLOOR)
@@ -62,7 +76,7 @@ def rows_of(run: RunFolder, sweep: str) -> list[dict[str, str]]:
     for variant, row in zip(run.plan.variants, table, strict=True):
         config = {} if variant.config is None else variant.config.to_dict()
         rows.append(
-            {"sweep": sweep, "model": row["model"], "method": row["method"]}
+            {"run": name, "changed": changed(variant), "model": row["model"], "method": row["method"]}
             | {name: str(config.get(name, "")) for name in SETTINGS}
             | {name: row[name] for name in FIGURES}
             | {f"noise_floor_{name}": floor[name] for name in ("psnr", "lpips")}
@@ -72,32 +86,31 @@ def rows_of(run: RunFolder, sweep: str) -> list[dict[str, str]]:
 
 
 def write(rows: list[dict[str, str]], path: Path) -> None:
-    """Put the rows in the place of those of the same sweeps; rows of other sweeps stay."""
-    sweeps = {row["sweep"] for row in rows}
+    """Put the rows in the place of those of the same runs; rows of the other stay."""
+    runs = {row["run"] for row in rows}
     others = []
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
-            others = [row for row in csv.DictReader(file) if row["sweep"] not in sweeps]
+            others = [row for row in csv.DictReader(file) if row["run"] not in runs]
     with replacing(path) as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(sorted([*others, *rows], key=lambda row: SWEEPS.index(row["sweep"])))
+        writer.writerows(sorted([*others, *rows], key=lambda row: RUNS.index(row["run"])))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--rows", type=Path, default=Path("benchmarks/results/quality_bundled.csv"))
-    parser.add_argument("--only", choices=SWEEPS, action="append", help="this sweep; may be given again")
+    parser.add_argument("--only", choices=RUNS, action="append", help="this run")
     parser.add_argument("--metrics", default="psnr,ssim,lpips,fid")
     options, passed_on = parser.parse_known_args()
     passed_on += ["--metrics", options.metrics]
     rows = []
-    for sweep in options.only or SWEEPS:
-        methods = PRESETS if sweep == "presets" else [f"{BASE};{change}" for change in CHANGES[sweep]]
-        ratios = "0.25,0.5,0.75" if sweep == "presets" else "0.5"
-        run = evaluate(options.output / sweep, list(methods), ratios, passed_on)
-        rows += rows_of(run, sweep)
+    for name in options.only or RUNS:
+        methods, ratios = (PRESETS, "0.25,0.5,0.75") if name == "presets" else (settings(), "0.5")
+        run = evaluate(options.output / name, list(methods), ratios, passed_on)
+        rows += rows_of(run, name)
     write(rows, options.rows)
     print(f"Wrote {options.rows}")
 

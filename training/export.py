@@ -79,11 +79,13 @@ def assemble(settings: Settings, place: Place) -> tuple[StableDiffusionPipeline,
 
 def chapter(stage: str, state: dict[str, Any], place: Place) -> dict[str, Any]:
     """What one stage did, for the history."""
+    latents = torch.load(place.work / "latents.pt", map_location="cpu", weights_only=True, mmap=True)
     return {
         "stage": stage,
         "seconds": round(state["seconds"], 1),
         "steps": state["step"],
         "images": state["images"],
+        "different_images": len(latents["mirror"]),
         "device": torch.cuda.get_device_name() if place.device.type == "cuda" else "CPU",
         "torch": torch.__version__,
         "settings": state["settings"],
@@ -106,16 +108,15 @@ def told(chapter: dict[str, Any]) -> str:
         chapter["stage"],
         f"{chapter['seconds'] / 60:.1f}",
         f"{chapter['steps']:,}",
-        f"{chapter['images']:,}",
+        f"{chapter['images']:,} of {chapter['different_images']:,}",
         f"{chapter['settings'].get('emoji_share', 0.5) if 'UNet' in chapter['stage'] else 0.5:.0%}",
         f"{chapter['device']}, torch {chapter['torch']}",
     )
     return f"| {' | '.join(cells)} |"
 
 
-def model_card(pipeline: StableDiffusionPipeline, history: list[dict[str, Any]], place: Place) -> str:
+def model_card(pipeline: StableDiffusionPipeline, history: list[dict[str, Any]]) -> str:
     """The model card with its figures filled in."""
-    latents = torch.load(place.work / "latents.pt", map_location="cpu", weights_only=True, mmap=True)
     return Template(CARD.read_text()).substitute(
         unet=millions(pipeline.unet),
         vae=millions(pipeline.vae),
@@ -123,7 +124,7 @@ def model_card(pipeline: StableDiffusionPipeline, history: list[dict[str, Any]],
         image_size=pipeline.vae.config.sample_size,
         latent_channels=pipeline.vae.config.latent_channels,
         vocabulary=len(pipeline.tokenizer),
-        images=len(latents["mirror"]),
+        images=f"{max(each['different_images'] for each in history):,}",
         history="\n".join(told(each) for each in history),
     )
 
@@ -141,7 +142,7 @@ def export(settings: Settings, place: Place, max_mib: float = MAX_MIB) -> Path:
     write_files(pipeline, place.work / "tokenizer", unfinished)
     history = history_of(state, place)
     (unfinished / HISTORY).write_text(json.dumps(history, indent=2) + "\n")
-    (unfinished / "README.md").write_text(model_card(pipeline, history, place))
+    (unfinished / "README.md").write_text(model_card(pipeline, history))
 
     size = folder_mib(unfinished)
     if size > max_mib:

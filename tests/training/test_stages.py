@@ -64,7 +64,7 @@ def test_model_card_is_filled_in(trained):
     assert "$" not in card
     assert "16 captioned images" in card
     assert "| UNet and text encoder | " in card
-    assert " | 25 | 100 | 75% | CPU, torch " in card
+    assert " | 25 | 100 of 16 | 75% | CPU, torch " in card
 
 
 def test_samples_are_a_grid_of_64(trained):
