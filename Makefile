@@ -6,8 +6,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 .PHONY: demo test test-compat check format test-gpu bench clean
 
-demo: $(VENV)/installed-report ## what token merging keeps and loses, on a photograph
-	$(BIN)/toma explain --output demo/explain.png
+demo: $(VENV)/installed-metrics,report ## draw with the bundled model, without merging and with it, and compare
+	$(BIN)/toma demo --fresh --output demo
 
 test: $(VENV)/installed-dev ## the tests that need no GPU
 	$(BIN)/python -m pytest --numprocesses 2 -m "not gpu"

@@ -2,9 +2,9 @@
 
     python benchmarks/quality.py --output DIR --lpips-weights FILE [--inception-weights FILE --real-images DIR]
 
-Runs of `toma eval` in DIR, the presets at three ratios and then one setting after another at ratio 0.5, all beside one
-baseline; killed, it goes on where it was. Then one row for each, with all settings in columns of their own; with
-`--only` the rows of the other run stay as they are.
+Runs of `toma eval` in DIR: the presets at three ratios, then on every second prompt one setting after another at ratio
+0.5, and the paper's tables. Killed, it goes on where it was. Then one row for each, with all settings in columns of their
+own; with `--only` the rows of other runs stay as they are.
 """
 
 import argparse
@@ -22,26 +22,23 @@ PROMPTS = Path(__file__).with_name("quality_prompts.txt")
 PRESETS = ("toma", "toma:scale=1000", "toma-stripe", "toma-tile", "toma-once", "fast", "tomesd", "tofu", "todo")
 BASE = {"assign": "local", "scale": "1000"}
 """Beside the preset `toma`: 64 tiles, local, softmax, each module."""
-CHANGES = {
-    "regions": [f"num_regions={count}" for count in (4, 16, 64, 256)]
-    + [f"region=stripe;num_regions={count}" for count in (16, 64)]
-    + ["region=global"],
-    "assignment": [
-        f"assign={assign};scale={scale}" for assign in ("local", "global") for scale in (100, 1000, 10000, "inf")
-    ],
-    "unmerge": ["unmerge=pseudo-inverse"],
-    "scope": ["scope=block", "scope=stage"],
-    "window": ["window=(0.2,1.0)", "window=(0.4,1.0)", "window=(0.0,0.8)"],
-    "blocks": ["skip_blocks=(0,)", "skip_blocks=(0,1)", "skip_blocks=(0,1,12,13)"],
-    "schedule": [
-        f"select_every={select};reweigh_every={weigh}" for select, weigh in ((1, 1), (5, 5), (10, 10), (20, 20))
-    ],
-    "sites": ["sites=(attn,)", "sites=(attn,ff)", "sites=(ff,)", "sites=(attn,cross_attn)"],
-    "rotation": [f"num_plans={plans};rotation={rotation}" for plans in (1, 2, 4) for rotation in (0.1, 0.3, 1.0)]
-    + [f"scope=stage;num_plans={plans};rotation=0.3" for plans in (1, 2)]
-    + [f"selection={selection};num_plans={plans}" for selection in ("random", "strided") for plans in (1, 2)],
-}
-RUNS = ("presets", "settings")
+CHANGES = (
+    *(f"num_regions={count}" for count in (4, 16, 64, 256)),
+    *("region=stripe;num_regions=64", "region=global"),
+    *("scale=100", "scale=inf", "assign=global", "assign=global;scale=inf", "unmerge=pseudo-inverse"),
+    *("scope=block", "scope=stage"),
+    *("window=(0.2,1.0)", "window=(0.4,1.0)", "window=(0.0,0.8)"),
+    *("skip_blocks=(0,)", "skip_blocks=(0,1,12,13)"),
+    *(f"select_every={select};reweigh_every={weigh}" for select, weigh in ((1, 1), (10, 10), (20, 20))),
+    *("sites=(attn,)", "sites=(ff,)", "sites=(attn,cross_attn)"),
+    *(f"num_plans={plans};rotation={rotation}" for plans in (1, 2, 4) for rotation in (0.3, 1.0)),
+    *(f"scope=stage;num_plans={plans};rotation=0.3" for plans in (1, 2)),
+    *(f"selection={selection};num_plans={plans}" for selection in ("random", "strided") for plans in (1, 2)),
+    *(f"num_regions=256;{more}" for more in ("scale=inf", "scope=block", "scope=stage", "window=(0.2,1.0)")),
+    *(f"num_regions=256;scope=block;{more}" for more in ("window=(0.2,1.0)", "scale=inf;window=(0.2,1.0)")),
+)
+"""One at a time, and at the end some together that were good alone."""
+RUNS = ("presets", "settings", "table2", "table3", "table6", "table7", "table9", "table10")
 SETTINGS = tuple(field.name for field in fields(ToMAConfig))
 FIGURES = ("images", "psnr", "ssim", "lpips", "fid", "seconds", "speedup")
 FACTS = ("steps", "guidance", "resolution", "device", "torch", "diffusers", "commit", "date")
@@ -50,7 +47,7 @@ FACTS = ("steps", "guidance", "resolution", "device", "torch", "diffusers", "com
 def settings() -> list[str]:
     """Every change as a method for `toma eval`, once."""
     methods = []
-    for change in (change for changes in CHANGES.values() for change in changes):
+    for change in CHANGES:
         fields_of = BASE | dict(part.split("=", 1) for part in change.split(";"))
         methods.append("toma:" + ";".join(f"{name}={value}" for name, value in fields_of.items()))
     return list(dict.fromkeys(methods))
@@ -58,13 +55,16 @@ def settings() -> list[str]:
 
 def changed(variant: Variant) -> str:
     """The fields in which it differs from its preset, or in the run of settings from the base."""
-    return " ".join(f"{name}={value}" for name, value in variant.asked_for.items())
+    return "; ".join(f"{name}={value}" for name, value in variant.asked_for.items())
 
 
-def evaluate(folder: Path, methods: list[str], ratios: str, arguments: list[str]) -> RunFolder:
-    """One run of `toma eval`, or what is missing of it."""
-    command = [sys.executable, "-m", "toma_diffusion.cli", "eval", "--prompts", str(PROMPTS), "--output", str(folder)]
-    subprocess.run([*command, "--methods", ",".join(methods), "--ratios", ratios, *arguments], check=True)
+def evaluate(folder: Path, arguments: list[str], every: int = 1) -> RunFolder:
+    """One run of `toma eval` on every so manieth prompt, or what is missing of it."""
+    prompts = folder.with_suffix(".txt")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    prompts.write_text("\n".join(PROMPTS.read_text().splitlines()[::every]) + "\n")
+    command = [sys.executable, "-m", "toma_diffusion.cli", "eval", "--prompts", str(prompts), "--output", str(folder)]
+    subprocess.run([*command, *arguments], check=True)
     return RunFolder(folder)
 
 
@@ -108,8 +108,11 @@ def main() -> None:
     passed_on += ["--metrics", options.metrics]
     rows = []
     for name in options.only or RUNS:
-        methods, ratios = (PRESETS, "0.25,0.5,0.75") if name == "presets" else (settings(), "0.5")
-        run = evaluate(options.output / name, list(methods), ratios, passed_on)
+        asked = {
+            "presets": ["--methods", ",".join(PRESETS), "--ratios", "0.25,0.5,0.75"],
+            "settings": ["--methods", ",".join(settings()), "--ratios", "0.5"],
+        }.get(name, ["--paper", name])
+        run = evaluate(options.output / name, [*asked, *passed_on], every=1 if name == "presets" else 2)
         rows += rows_of(run, name)
     write(rows, options.rows)
     print(f"Wrote {options.rows}")

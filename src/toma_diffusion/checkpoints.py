@@ -39,8 +39,8 @@ def bundled_model() -> Path:
     folder = Path(__file__).with_name("bundled")
     if not (folder / "model_index.json").exists():
         raise FileNotFoundError(
-            "the bundled model is not in this installation: this version does not carry it yet. "
-            "Give another model, a folder or an id of the hub."
+            "the bundled model is not in this installation: its files were left out or deleted. Install the package "
+            "again, or give another model, a folder or an id of the hub."
         )
     return folder
 
