@@ -3,8 +3,8 @@
     python benchmarks/quality.py --output DIR --lpips-weights FILE [--inception-weights FILE --real-images DIR]
 
 Runs of `toma eval` in DIR: the presets at three ratios, then on every second prompt one setting after another at ratio
-0.5, and the paper's tables. Killed, it goes on where it was. Then one row for each, with all settings in columns of their
-own; with `--only` the rows of other runs stay as they are.
+0.5, some that were good together, and the paper's tables. Killed, it goes on where it was. Then one row for each, with
+all settings in columns of their own; with `--only` the rows of other runs stay as they are.
 """
 
 import argparse
@@ -37,20 +37,27 @@ CHANGES = (
     *(f"num_regions=256;{more}" for more in ("scale=inf", "scope=block", "scope=stage", "window=(0.2,1.0)")),
     *(f"num_regions=256;scope=block;{more}" for more in ("window=(0.2,1.0)", "scale=inf;window=(0.2,1.0)")),
 )
-"""One at a time, and at the end some together that were good alone."""
-RUNS = ("presets", "settings", "table2", "table3", "table6", "table7", "table9", "table10")
+EVERY_STEP = "select_every=1;reweigh_every=1"
+TOGETHER = (
+    *(f"{EVERY_STEP};scope={scope}" for scope in ("block", "stage")),
+    *(f"{EVERY_STEP};scope={scope};window=(0.2,1.0)" for scope in ("module", "block", "stage")),
+    *(f"{EVERY_STEP};scope=block;window={window}" for window in ("(0.3,1.0)", "(0.4,1.0)")),
+    *(f"{EVERY_STEP};scope=block;window=(0.2,1.0);{more}" for more in ("scale=inf", "skip_blocks=(0,1,12,13)")),
+)
+"""What was good alone, together."""
+RUNS = ("presets", "settings", "together", "table2", "table3", "table6", "table7", "table9", "table10")
 SETTINGS = tuple(field.name for field in fields(ToMAConfig))
 FIGURES = ("images", "psnr", "ssim", "lpips", "fid", "seconds", "speedup")
 FACTS = ("steps", "guidance", "resolution", "device", "torch", "diffusers", "commit", "date")
 
 
-def settings() -> list[str]:
+def methods_of(changes: tuple[str, ...]) -> str:
     """Every change as a method for `toma eval`, once."""
     methods = []
-    for change in CHANGES:
+    for change in changes:
         fields_of = BASE | dict(part.split("=", 1) for part in change.split(";"))
         methods.append("toma:" + ";".join(f"{name}={value}" for name, value in fields_of.items()))
-    return list(dict.fromkeys(methods))
+    return ",".join(dict.fromkeys(methods))
 
 
 def changed(variant: Variant) -> str:
@@ -110,7 +117,8 @@ def main() -> None:
     for name in options.only or RUNS:
         asked = {
             "presets": ["--methods", ",".join(PRESETS), "--ratios", "0.25,0.5,0.75"],
-            "settings": ["--methods", ",".join(settings()), "--ratios", "0.5"],
+            "settings": ["--methods", methods_of(CHANGES), "--ratios", "0.5"],
+            "together": ["--methods", methods_of(TOGETHER), "--ratios", "0.5"],
         }.get(name, ["--paper", name])
         run = evaluate(options.output / name, [*asked, *passed_on], every=1 if name == "presets" else 2)
         rows += rows_of(run, name)

@@ -10,7 +10,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "docs" / name for name in ("speed.md", "other-methods.md", "quality.md")]
 METHODS = ("tomesd", "tofu", "todo", "toma", "toma-stripe", "toma-tile", "toma-once", "fast", "lower-bound")
 """In the order of the paper's Tables 1 and 9, ours after them."""
-QUALITY = "quality_bundled.csv"
 BASE_OF_SETTINGS = ("assign=local", "scale=1000.0")
 PAPER_TABLES = ("table2", "table3", "table6", "table7", "table9", "table10")
 Row = dict[str, str]
@@ -78,43 +77,17 @@ def operator_table() -> str:
     return "\n".join(lines)
 
 
-def presets_quality_table() -> str:
-    """Methods by ratios on the bundled model: how far the pictures are from those without merging, and the time."""
-    rows = [row for row in read(QUALITY) if row["run"] == "presets"]
-    lines = ["| | ratio | PSNR, dB | SSIM | LPIPS | FID | s an image |", "|---|---|---|---|---|---|---|"]
-    for row in rows:
-        name = (
-            f"`{row['method']}`" + (f", {_changed(row)}" if row["changed"] else "") if row["ratio"] else row["method"]
-        )
-        lines.append(
-            f"| {name} | {row['ratio']} | {_figure(row['psnr'], 1)} | {_figure(row['ssim'], 3)} | {_figure(row['lpips'], 3)} "
-            f"| {_figure(row['fid'], 0)} | {_figure(row['seconds'], 2)} |"
-        )
-    return "\n".join(lines)
-
-
-def settings_quality_table() -> str:
-    """One setting after another at ratio 0.5."""
-    rows = [row for row in read(QUALITY) if row["run"] == "settings" and row["ratio"]]
-    lines = ["| changed | PSNR, dB | SSIM | LPIPS | s an image |", "|---|---|---|---|---|"]
-    for row in rows:
-        lines.append(
-            f"| {_changed(row) or 'nothing'} | {_figure(row['psnr'], 2)} | {_figure(row['ssim'], 3)} "
-            f"| {_figure(row['lpips'], 3)} | {_figure(row['seconds'], 2)} |"
-        )
-    return "\n".join(lines)
-
-
-def paper_table(name: str) -> str:
-    """The rows of one of the paper's tables, on the bundled model."""
-    rows = [row for row in read(QUALITY) if row["run"] == name and row["ratio"]]
-    lines = ["| | ratio | PSNR, dB | LPIPS | s an image |", "|---|---|---|---|---|"]
-    for row in rows:
-        told = f"`{row['method']}`, {_changed(row)}" if row["changed"] else f"`{row['method']}`"
-        lines.append(
-            f"| {told} | {row['ratio']} | {_figure(row['psnr'], 1)} | {_figure(row['lpips'], 3)} "
-            f"| {_figure(row['seconds'], 2)} |"
-        )
+def quality_table(*runs: str) -> str:
+    """Rows of the bundled model: how far pictures are from those without merging, and what they took on a CPU."""
+    figures = {"psnr": ("PSNR, dB", 1), "ssim": ("SSIM", 3), "lpips": ("LPIPS", 3), "fid": ("FID", 0)}
+    figures |= {"seconds": ("s an image", 2)}
+    lines = ["| | ratio | " + " | ".join(title for title, _ in figures.values()) + " |"]
+    lines.append("|---" * (2 + len(figures)) + "|")
+    for row in read("quality_bundled.csv"):
+        if row["run"] not in runs or not (row["ratio"] or runs == ("presets",)):
+            continue
+        cells = [_figure(row[name], digits) for name, (_, digits) in figures.items()]
+        lines.append("| " + " | ".join([_changes(row), row["ratio"], *cells]) + " |")
     return "\n".join(lines)
 
 
@@ -132,9 +105,10 @@ def rewritten(page: str) -> str:
         ("methods", methods_table()),
         ("operators", operator_table()),
         ("facts", facts()),
-        ("quality of presets", presets_quality_table()),
-        ("quality of settings", settings_quality_table()),
-        *((name, paper_table(name)) for name in PAPER_TABLES),
+        ("quality of presets", quality_table("presets")),
+        ("quality of settings", quality_table("settings")),
+        ("quality together", quality_table("together")),
+        *((name, quality_table(name)) for name in PAPER_TABLES),
     )
     for name, text in tables:
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
@@ -159,12 +133,12 @@ def _is_bound_of_local(row: Row) -> bool:
     return row["method"] != "lower-bound" or row["assign"] == "local"
 
 
-def _changed(row: Row) -> str:
-    """The fields that differ from the preset's, or from the base of the settings."""
+def _changes(row: Row) -> str:
+    """The method, and the fields that differ from its preset's; in sweeps of settings, those alone."""
     parts = [part for part in row["changed"].split("; ") if part]
-    if row["run"] == "settings":
-        parts = [part for part in parts if part not in BASE_OF_SETTINGS]
-    return ", ".join(f"`{part}`" for part in parts)
+    if row["run"] in ("settings", "together"):
+        return ", ".join(f"`{part}`" for part in parts if part not in BASE_OF_SETTINGS) or "nothing"
+    return ", ".join(f"`{part}`" if row["ratio"] else part for part in (row["method"], *parts))
 
 
 def _figure(value: str, digits: int) -> str:
