@@ -19,7 +19,10 @@ from toma_diffusion.evaluation import NOISE_FLOOR, RunFolder, Variant
 from toma_diffusion.files import replacing
 
 PROMPTS = Path(__file__).with_name("quality_prompts.txt")
-PRESETS = ("toma", "toma:scale=1000", "toma-stripe", "toma-tile", "toma-once", "fast", "tomesd", "tofu", "todo")
+PRESETS = (
+    *("balanced", "fast", "toma", "toma:scale=1000", "toma-stripe", "toma-tile", "toma-once"),
+    *("tomesd", "tofu", "todo"),
+)
 BASE = {"assign": "local", "scale": "1000"}
 """Beside the preset `toma`: 64 tiles, local, softmax, each module."""
 CHANGES = (

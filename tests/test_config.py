@@ -134,7 +134,8 @@ class TestRoundTrip:
 
 class TestPresets:
     def test_named_variants(self):
-        assert set(PRESETS) == {"toma", "toma-stripe", "toma-tile", "toma-once", "lower-bound", "floor", "fast"}
+        papers = {"toma", "toma-stripe", "toma-tile", "toma-once", "lower-bound"}
+        assert set(PRESETS) == papers | {"floor", "fast", "balanced"}
 
     @pytest.mark.parametrize(
         ("name", "selection", "region", "num_regions", "assign", "scope"),

@@ -30,7 +30,8 @@ def test_everything_is_written_and_told(tmp_path):
     assert result.exit_code == 0, result.output
     titles = [
         "baseline",
-        *(f"toma-tile {ratio}" for ratio in (0.25, 0.5, 0.75)),
+        *(f"balanced {ratio}" for ratio in (0.25, 0.5, 0.75)),
+        "fast 0.5",
         "tomesd 0.5",
         "tofu 0.5",
         "todo 0.75",
