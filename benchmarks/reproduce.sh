@@ -4,8 +4,9 @@
 #   benchmarks/reproduce.sh FOLDER [methods] [bounds] [flux] [cache] [few-steps] [eager] [operators]
 #
 # Every part writes CSV files into FOLDER; without parts all are measured. Benchmarks of a part compile side by side and
-# time one at a time (--take-turns). What is there already is not measured again. COMMIT stands in for that of the
-# checkout where there is none. It takes a GPU of some 100 GB; `make bench` times a little on any. Whatever fails is named at the end, and the exit status is then 1; interrupted, the
+# time one at a time (--take-turns). What is there already is not measured again. RATIOS=0.75 measures methods and bounds
+# at that ratio alone; COMMIT stands in for that of the checkout where there is none. It takes a GPU of some 100 GB;
+# `make bench` times a little on any. Whatever fails is named at the end, and the exit status is then 1; interrupted, the
 # benchmarks under way end too.
 set -u
 folder=${1:?"give a folder for the rows"}
@@ -41,18 +42,21 @@ finish() {  # all that are under way
 names=() jobs_of=()
 
 graph="--modes graph --steps 10 --repeats 5"
+ratios=${RATIOS:-0.25,0.5,0.75}
 for part in $parts; do
     started=$SECONDS
     case $part in
-    methods)  # all of them on SDXL and on Stable Diffusion 1.5: 18 processes, some 90 GB on the GPU
+    methods)  # all of them on SDXL and on Stable Diffusion 1.5: 20 processes, some 100 GB on the GPU
         for model in sdxl sd15; do
-            for method in toma toma:scale=1000 toma-stripe toma-tile toma-once fast,todo lower-bound tomesd tofu; do
-                bench "methods-$model-${method//[:,=]/-}" --model $model $graph --bounds none --methods "$method"
+            for method in toma toma:scale=1000 toma-stripe toma-tile toma-once fast,todo balanced lower-bound tomesd \
+                tofu; do
+                bench "methods-$model-${method//[:,=]/-}" --model $model $graph --bounds none --methods "$method" \
+                    --ratios "$ratios"
             done
         done
         finish ;;
     bounds)  # what every preset is measured against, on SDXL
-        for ratio in 0.25 0.5 0.75; do
+        for ratio in ${ratios//,/ }; do
             bench "bounds-toma-$ratio" --model sdxl $graph --methods toma --ratios $ratio
             bench "bounds-local-$ratio" --model sdxl $graph --methods toma-tile,toma-once,fast --ratios $ratio \
                 --bounds floor
