@@ -1,5 +1,8 @@
 """Opening pipelines."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -17,6 +20,20 @@ def test_a_folder_draws_at_once(capfd):
     capfd.readouterr()
     assert draw(pipe, Drawing("a red apple", steps=1)).size == (64, 64)
     assert "%|" not in capfd.readouterr().err  # no progress bar
+
+
+def test_loading_is_quiet_and_leaves_the_libraries_as_talkative_as_they_were():
+    load = f"from toma_diffusion.checkpoints import load_pipeline; load_pipeline({str(pipeline_folder())!r}, 'cpu')"
+    after = (
+        "from diffusers.utils import logging as d; from transformers.utils import logging as t; "
+        "print(d.get_verbosity(), t.get_verbosity(), d.is_progress_bar_enabled(), t.is_progress_bar_enabled())"
+    )
+    alone, loaded = (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for code in (after, f"{load}; {after}")
+    )
+    assert loaded.stderr == ""
+    assert loaded.stdout == alone.stdout
 
 
 def test_a_precision_can_be_asked_for():

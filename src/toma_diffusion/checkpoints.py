@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,12 +66,36 @@ def load_pipeline(model: str, device: str | None = None, dtype: str | None = Non
 def open_pipeline(model: str, dtype: torch.dtype | None = None) -> DiffusionPipeline:
     """The same, wherever its weights come to lie; without a `dtype`, in the half precision that is usual for it."""
     source = str(bundled_model()) if model == BUNDLED else model
-    with warnings.catch_warnings():
-        # Newer versions of diffusers call it `dtype`, older ones do not know that name.
-        warnings.filterwarnings("ignore", ".*torch_dtype", FutureWarning)
+    with _quietly():
         pipe = _load_file(Path(source), dtype) if Path(source).is_file() else _load_folder(source, dtype)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the bars and remarks of diffusers and transformers while they load; errors are still raised."""
+    from diffusers.utils import logging as of_diffusers
+
+    talkers: list[Any] = [of_diffusers]
+    if importlib.util.find_spec("transformers"):
+        from transformers.utils import logging as of_transformers
+
+        talkers.append(of_transformers)
+    before = [(each.get_verbosity(), each.is_progress_bar_enabled()) for each in talkers]
+    for each in talkers:
+        each.set_verbosity_error()
+        each.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            # Newer versions of diffusers call it `dtype`, older ones do not know that name.
+            warnings.filterwarnings("ignore", ".*torch_dtype", FutureWarning)
+            yield
+    finally:
+        for each, (verbosity, had_bars) in zip(talkers, before, strict=True):
+            each.set_verbosity(verbosity)
+            if had_bars:
+                each.enable_progress_bar()
 
 
 def can_be_opened(model: str) -> bool:
