@@ -48,7 +48,8 @@ TOGETHER = (
     *(f"{EVERY_STEP};scope=block;window=(0.2,1.0);{more}" for more in ("scale=inf", "skip_blocks=(0,1,12,13)")),
 )
 """What was good alone, together."""
-RUNS = ("presets", "settings", "together", "table2", "table3", "table6", "table7", "table9", "table10")
+RUNS = ("presets", "window", "settings", "together", "table2", "table3", "table6", "table7", "table10")
+"""Table 9 has rows of `presets` alone."""
 SETTINGS = tuple(field.name for field in fields(ToMAConfig))
 FIGURES = ("images", "psnr", "ssim", "lpips", "fid", "seconds", "speedup")
 FACTS = ("steps", "guidance", "resolution", "device", "torch", "diffusers", "commit", "date")
@@ -120,10 +121,11 @@ def main() -> None:
     for name in options.only or RUNS:
         asked = {
             "presets": ["--methods", ",".join(PRESETS), "--ratios", "0.25,0.5,0.75"],
+            "window": ["--methods", "balanced:window=(0.5,1.0)", "--ratios", "0.5,0.75"],
             "settings": ["--methods", methods_of(CHANGES), "--ratios", "0.5"],
             "together": ["--methods", methods_of(TOGETHER), "--ratios", "0.5"],
         }.get(name, ["--paper", name])
-        run = evaluate(options.output / name, [*asked, *passed_on], every=1 if name == "presets" else 2)
+        run = evaluate(options.output / name, [*asked, *passed_on], every=1 if name in ("presets", "window") else 2)
         rows += rows_of(run, name)
     write(rows, options.rows)
     print(f"Wrote {options.rows}")

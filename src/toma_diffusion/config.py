@@ -310,15 +310,15 @@ PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
             scope="block",
             select_every=1,
             reweigh_every=1,
-            window=(0.4, 1.0),
+            window=(0.5, 1.0),
         ),
     }
 )
 """The paper's variants by name, its lower bound, the floor below that, and ours: `fast`, and `balanced`, which stays
 nearest to the picture without merging.
 
-`balanced` leaves the first two fifths of the steps whole, where the picture takes its shape, and chooses anew in every
-step, which small regions make cheap: on the bundled model the two that help most (docs/quality.md).
+`balanced` leaves the first half of the steps whole, where the picture takes its shape, and chooses anew in every step,
+which small regions make cheap: on the bundled model the two that help most (docs/quality.md).
 
 `toma` takes the limit of the paper's sharp softmax, a hard assignment: the patches of a photograph come back nearer to
 themselves (40.9 against 37.2 dB at ratio 0.25, benchmarks/results/assignment.csv), and an index is faster than a matrix
