@@ -48,8 +48,8 @@ TOGETHER = (
     *(f"{EVERY_STEP};scope=block;window=(0.2,1.0);{more}" for more in ("scale=inf", "skip_blocks=(0,1,12,13)")),
 )
 """What was good alone, together."""
-RUNS = ("presets", "window", "settings", "together", "table2", "table3", "table6", "table7", "table10")
-"""Table 9 has rows of `presets` alone."""
+RUNS = ("presets", "window", "settings", "together", "table2", "table3", "table7")
+"""Tables 9 and 10 have rows of `presets` alone; the pseudo-inverse of Table 6 takes minutes an image on a CPU."""
 SETTINGS = tuple(field.name for field in fields(ToMAConfig))
 FIGURES = ("images", "psnr", "ssim", "lpips", "fid", "seconds", "speedup")
 FACTS = ("steps", "guidance", "resolution", "device", "torch", "diffusers", "commit", "date")
