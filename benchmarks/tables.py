@@ -81,11 +81,13 @@ def quality_table(*runs: str) -> str:
     """Rows of the bundled model: how far pictures are from those without merging, and what they took on a CPU."""
     figures = {"psnr": ("PSNR, dB", 1), "ssim": ("SSIM", 3), "lpips": ("LPIPS", 3), "fid": ("FID", 0)}
     figures |= {"seconds": ("s an image", 2)}
+    rows = [
+        row for row in read("quality_bundled.csv") if row["run"] in runs and (row["ratio"] or row["run"] == runs[0])
+    ]
+    figures = {name: figure for name, figure in figures.items() if any(row[name] for row in rows)}
     lines = ["| | ratio | " + " | ".join(title for title, _ in figures.values()) + " |"]
     lines.append("|---" * (2 + len(figures)) + "|")
-    for row in read("quality_bundled.csv"):
-        if row["run"] not in runs or not (row["ratio"] or row["run"] == "presets"):
-            continue
+    for row in rows:
         cells = [_figure(row[name], digits) for name, (_, digits) in figures.items()]
         lines.append("| " + " | ".join([_changes(row), row["ratio"], *cells]) + " |")
     return "\n".join(lines)

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
     from toma_diffusion.evaluation import RunFolder
 
-PROMPTS = ("3d emoji of a red apple", "a photo of shoes", "3d emoji of a cat face", "a photo of a t-shirt")
+PROMPTS = (
+    "3d emoji of a red apple",
+    "3d emoji of smiling face with sunglasses",
+    "a photo of blue pants",
+    "a photo of a t-shirt",
+)
 """What the bundled model was taught: emoji, and photographs of clothes."""
 SEEDS = (0,)
 """One: with eight ways to draw that makes 32 images, two minutes on two CPU cores."""
