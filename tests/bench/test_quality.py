@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from toma_diffusion.bench.scenario import Method, split_list
+from toma_diffusion.evaluation.variants import PAPER
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -17,25 +18,30 @@ def quality(monkeypatch):
     return importlib.import_module("quality")
 
 
-def test_every_sweep_can_be_asked_for_and_has_no_row_twice(quality):
-    for changes in quality.CHANGES.values():
-        methods = [f"{quality.BASE};{change}" for change in changes]
-        assert split_list(",".join(methods)) == methods
-        assert len({Method.parse(method) for method in methods}) == len(methods)
+@pytest.mark.parametrize("sweep", ["CHANGES", "TOGETHER"])
+def test_every_change_can_be_asked_for_once(quality, sweep):
+    methods = split_list(quality.methods_of(getattr(quality, sweep)))
+    assert len({Method.parse(method) for method in methods}) == len(methods) == len(getattr(quality, sweep))
 
 
-def test_one_sweep_alone_leaves_the_others_rows(quality, tmp_path):
+def test_the_papers_tables_are_known(quality):
+    named = {run for run in quality.RUNS if run.startswith("table")}
+    assert named
+    assert named <= set(PAPER)
+
+
+def test_one_run_alone_leaves_the_others_rows(quality, tmp_path):
     path = tmp_path / "new" / "quality.csv"
 
-    def row(sweep: str, psnr: str) -> dict[str, str]:
-        return {"sweep": sweep, "psnr": psnr}
+    def row(run: str, psnr: str) -> dict[str, str]:
+        return {"run": run, "psnr": psnr}
 
-    quality.write([row("presets", "20"), row("scope", "21"), row("rotation", "22")], path)
-    quality.write([row("scope", "31"), row("scope", "32")], path)
+    quality.write([row("presets", "20"), row("settings", "21"), row("together", "22")], path)
+    quality.write([row("settings", "31"), row("settings", "32")], path)
     with path.open(newline="") as file:
         assert list(csv.DictReader(file)) == [
             row("presets", "20"),
-            row("scope", "31"),
-            row("scope", "32"),
-            row("rotation", "22"),
+            row("settings", "31"),
+            row("settings", "32"),
+            row("together", "22"),
         ]
