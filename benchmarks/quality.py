@@ -65,12 +65,12 @@ def methods_of(changes: tuple[str, ...]) -> str:
 
 
 def changed(variant: Variant) -> str:
-    """The fields in which it differs from its preset, or in the run of settings from the base."""
+    """The fields that were asked for beside its preset's."""
     return "; ".join(f"{name}={value}" for name, value in variant.asked_for.items())
 
 
 def evaluate(folder: Path, arguments: list[str], every: int = 1) -> RunFolder:
-    """One run of `toma eval` on every so manieth prompt, or what is missing of it."""
+    """One run of `toma eval` on every first, second or n-th prompt, or what is missing of it."""
     prompts = folder.with_suffix(".txt")
     folder.parent.mkdir(parents=True, exist_ok=True)
     prompts.write_text("\n".join(PROMPTS.read_text().splitlines()[::every]) + "\n")
@@ -97,7 +97,7 @@ def rows_of(run: RunFolder, name: str) -> list[dict[str, str]]:
 
 
 def write(rows: list[dict[str, str]], path: Path) -> None:
-    """Put the rows in the place of those of the same runs; rows of the other stay."""
+    """Put the rows in the place of those of the same runs; rows of others stay."""
     runs = {row["run"] for row in rows}
     others = []
     if path.exists():
@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--rows", type=Path, default=Path("benchmarks/results/quality_bundled.csv"))
-    parser.add_argument("--only", choices=RUNS, action="append", help="this run")
+    parser.add_argument("--only", choices=RUNS, action="append", help="this run; may be given again")
     parser.add_argument("--metrics", default="psnr,ssim,lpips,fid")
     options, passed_on = parser.parse_known_args()
     passed_on += ["--metrics", options.metrics]

@@ -11,7 +11,7 @@ PAGES = [ROOT / "docs" / name for name in ("speed.md", "other-methods.md", "qual
 METHODS = ("tomesd", "tofu", "todo", "toma", "toma-stripe", "toma-tile", "toma-once", "fast", "lower-bound")
 """In the order of the paper's Tables 1 and 9, ours after them."""
 BASE_OF_SETTINGS = ("assign=local", "scale=1000.0")
-PAPER_TABLES = ("table2", "table3", "table7")
+"""What all rows of `settings` and `together` share: `BASE` in quality.py."""
 Row = dict[str, str]
 
 
@@ -107,15 +107,17 @@ def rewritten(page: str) -> str:
         ("methods", methods_table()),
         ("operators", operator_table()),
         ("facts", facts()),
-        ("quality of presets", quality_table("presets", "window")),
-        ("quality of settings", quality_table("settings")),
-        ("quality together", quality_table("together")),
-        *((name, quality_table(name)) for name in PAPER_TABLES),
     )
     for name, text in tables:
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         page = re.sub(pattern, lambda match, text=text: f"{match[1]}{text}\n{match[2]}", page, flags=re.DOTALL)  # type: ignore[misc]
-    return page
+    # A page names the runs whose quality it shows: <!-- quality of presets and window -->
+    return re.sub(
+        r"(<!-- quality of ([\w ]+) -->\n).*?(<!-- end -->)",
+        lambda match: f"{match[1]}{quality_table(*match[2].split(' and '))}\n{match[3]}",
+        page,
+        flags=re.DOTALL,
+    )
 
 
 def _group(row: Row) -> str:
@@ -137,10 +139,12 @@ def _is_bound_of_local(row: Row) -> bool:
 
 def _changes(row: Row) -> str:
     """The method, and the fields that differ from its preset's; in sweeps of settings, those alone."""
+    if not row["ratio"]:
+        return row["method"]  # nothing is merged
     parts = [part for part in row["changed"].split("; ") if part]
     if row["run"] in ("settings", "together"):
         return ", ".join(f"`{part}`" for part in parts if part not in BASE_OF_SETTINGS) or "nothing"
-    return ", ".join(f"`{part}`" if row["ratio"] else part for part in (row["method"], *parts))
+    return ", ".join(f"`{part}`" for part in (row["method"], *parts))
 
 
 def _figure(value: str, digits: int) -> str:

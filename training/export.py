@@ -77,7 +77,7 @@ def assemble(settings: Settings, place: Place) -> tuple[StableDiffusionPipeline,
     return pipeline, state
 
 
-def chapter(stage: str, state: dict[str, Any], place: Place) -> dict[str, Any]:
+def chapter(stage: str, emoji_share: float, state: dict[str, Any], place: Place) -> dict[str, Any]:
     """What one stage did, for the history."""
     latents = torch.load(place.work / "latents.pt", map_location="cpu", weights_only=True, mmap=True)
     return {
@@ -86,6 +86,7 @@ def chapter(stage: str, state: dict[str, Any], place: Place) -> dict[str, Any]:
         "steps": state["step"],
         "images": state["images"],
         "different_images": len(latents["mirror"]),
+        "emoji_share": emoji_share,
         "device": torch.cuda.get_device_name() if place.device.type == "cuda" else "CPU",
         "torch": torch.__version__,
         "settings": state["settings"],
@@ -98,19 +99,19 @@ def history_of(state: dict[str, Any], place: Place) -> list[dict[str, Any]]:
         earlier = json.loads((place.work / HISTORY).read_text())
     else:
         vae_state = torch.load(place.work / "vae.pt", map_location="cpu", weights_only=True, mmap=True)
-        earlier = [chapter("autoencoder", vae_state, place)]
-    return [*earlier, chapter("UNet and text encoder", state, place)]
+        earlier = [chapter("autoencoder", 0.5, vae_state, place)]
+    return [*earlier, chapter("UNet and text encoder", state["settings"]["emoji_share"], state, place)]
 
 
-def told(chapter: dict[str, Any]) -> str:
+def told(each: dict[str, Any]) -> str:
     """One line of the model card's table."""
     cells = (
-        chapter["stage"],
-        f"{chapter['seconds'] / 60:.1f}",
-        f"{chapter['steps']:,}",
-        f"{chapter['images']:,} of {chapter['different_images']:,}",
-        f"{chapter['settings'].get('emoji_share', 0.5) if 'UNet' in chapter['stage'] else 0.5:.0%}",
-        f"{chapter['device']}, torch {chapter['torch']}",
+        each["stage"],
+        f"{each['seconds'] / 60:.1f}",
+        f"{each['steps']:,}",
+        f"{each['images']:,} of {each['different_images']:,}",
+        f"{each['emoji_share']:.0%}",
+        f"{each['device']}, torch {each['torch']}",
     )
     return f"| {' | '.join(cells)} |"
 

@@ -72,6 +72,30 @@ def open_pipeline(model: str, dtype: torch.dtype | None = None) -> DiffusionPipe
     return pipe
 
 
+def can_be_opened(model: str) -> bool:
+    """Whether that may be a model: it is there, or it has the form of an id of the hub."""
+    return model == BUNDLED or Path(model).exists() or re.fullmatch(HUB_ID, model) is not None
+
+
+def public_name(model: str) -> str:
+    """What to call a model in files that others may read: not where it lies on this machine."""
+    return Path(model).resolve().name if Path(model).exists() else model
+
+
+def fingerprint(pipe: Any) -> str:
+    """Tells a pipeline from another with other weights: a hash of some numbers of every weight. To hash all numbers of
+    a large model would take a minute."""
+    digest = hashlib.sha256()
+    for part, module in sorted(pipe.components.items()):
+        if isinstance(module, nn.Module):
+            for name, tensor in sorted(module.state_dict().items()):
+                numbers = tensor.detach().flatten()
+                some = numbers[:: max(1, len(numbers) // HASHED_NUMBERS)].float().cpu()
+                digest.update(f"{part}.{name} {tuple(tensor.shape)}".encode())
+                digest.update(some.numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Without the bars and remarks of diffusers and transformers while they load; errors are still raised."""
@@ -96,30 +120,6 @@ def _quietly() -> Iterator[None]:
             each.set_verbosity(verbosity)
             if had_bars:
                 each.enable_progress_bar()
-
-
-def can_be_opened(model: str) -> bool:
-    """Whether that may be a model: it is there, or it has the form of an id of the hub."""
-    return model == BUNDLED or Path(model).exists() or re.fullmatch(HUB_ID, model) is not None
-
-
-def public_name(model: str) -> str:
-    """What to call a model in files that others may read: not where it lies on this machine."""
-    return Path(model).resolve().name if Path(model).exists() else model
-
-
-def fingerprint(pipe: Any) -> str:
-    """Tells a pipeline from another with other weights: a hash of some numbers of every weight. To hash all numbers of
-    a large model would take a minute."""
-    digest = hashlib.sha256()
-    for part, module in sorted(pipe.components.items()):
-        if isinstance(module, nn.Module):
-            for name, tensor in sorted(module.state_dict().items()):
-                numbers = tensor.detach().flatten()
-                some = numbers[:: max(1, len(numbers) // HASHED_NUMBERS)].float().cpu()
-                digest.update(f"{part}.{name} {tuple(tensor.shape)}".encode())
-                digest.update(some.numpy().tobytes())
-    return digest.hexdigest()[:12]
 
 
 def _load_folder(source: str, dtype: torch.dtype | None) -> Any:
