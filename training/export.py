@@ -51,6 +51,10 @@ def write_files(pipeline: StableDiffusionPipeline, tokenizer: Path, folder: Path
     # and the pipeline fails when they differ.
     config = folder / "text_encoder" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
+    for path in folder.rglob("config.json"):  # where a part was loaded from is nobody's business
+        values = json.loads(path.read_text())
+        values.pop("_name_or_path", None)
+        path.write_text(json.dumps(values, indent=2) + "\n")
     # All versions read vocab.json and merges.txt; tokenizer.json holds the same again.
     shutil.rmtree(folder / "tokenizer")
     shutil.copytree(tokenizer, folder / "tokenizer")

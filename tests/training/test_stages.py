@@ -49,6 +49,7 @@ def test_pipeline_loads_without_arguments_and_draws(trained):
     assert image.size == (64, 64)
     assert pipeline.scheduler.config.prediction_type == "v_prediction"
     assert pipeline.safety_checker is None
+    assert not any("_name_or_path" in path.read_text() for path in (trained / "pipeline").rglob("*.json"))
 
 
 def test_files_are_in_half_precision(trained):
