@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measure the rows of benchmarks/results/ anew on this machine's GPU:
 #
-#   benchmarks/reproduce.sh FOLDER [methods] [bounds] [flux] [cache] [few-steps] [eager] [operators]
+#   benchmarks/reproduce.sh FOLDER [methods] [bounds] [flux] [cache] [few-steps] [whole] [eager] [operators]
 #
 # Every part writes CSV files into FOLDER; without parts all are measured. Benchmarks of a part compile side by side and
 # time one at a time (--take-turns). What is there already is not measured again. RATIOS=0.75 measures methods and bounds
@@ -11,12 +11,12 @@
 set -u
 folder=${1:?"give a folder for the rows"}
 shift
-parts=${*:-methods bounds flux cache few-steps eager operators}
+parts=${*:-methods bounds flux cache few-steps whole eager operators}
 for part in $parts; do  # before hours are spent on the others
     case $part in
-    methods | bounds | flux | cache | few-steps | eager | operators) ;;
+    methods | bounds | flux | cache | few-steps | whole | eager | operators) ;;
     *)
-        echo "unknown part '$part': methods, bounds, flux, cache, few-steps, eager or operators" >&2
+        echo "unknown part '$part': methods, bounds, flux, cache, few-steps, whole, eager or operators" >&2
         exit 2 ;;
     esac
 done
@@ -77,9 +77,13 @@ for part in $parts; do
                 --methods fast --ratios 0.5 --bounds none
         done
         finish ;;
-    few-steps)  # four steps, where a cache has nothing to skip
+    few-steps)  # four steps, where a cache has nothing to skip; and the whole pipeline's time
         bench few-steps --model sdxl --modes graph --steps 4 --repeats 5 --methods fast,toma-tile --ratios 0.5 \
-            --bounds none
+            --bounds none --pipeline
+        finish ;;
+    whole)  # one graph of the whole denoiser in place of its blocks; and the whole pipeline's time at twenty steps
+        bench whole --model sdxl --modes graph --steps 20 --repeats 5 --compile whole --methods fast --ratios 0.5 \
+            --bounds none --pipeline
         finish ;;
     eager)  # the same without a compiler: its kernels, replayed, so that the CPU does not decide
         for model in sdxl sd15; do
