@@ -2,9 +2,10 @@
 
     python benchmarks/quality.py --output DIR --lpips-weights FILE [--inception-weights FILE --real-images DIR]
 
-Runs of `toma eval` in DIR: the presets at three ratios, then on every second prompt one setting after another at ratio
-0.5, some that were good together, and the paper's tables. Killed, it goes on where it was. Then one row for each, with
-all settings in columns of their own; with `--only` the rows of other runs stay as they are.
+Runs of `toma eval` in DIR: the presets at three ratios; some on prompts and a seed that no setting was chosen by; then on
+every second prompt one setting after another at ratio 0.5, some that were good together, and the paper's tables. Killed,
+it goes on where it was. Then one row for each, with all settings in columns of their own; with `--only` the rows of other
+runs stay as they are.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from toma_diffusion.evaluation import NOISE_FLOOR, RunFolder, Variant
 from toma_diffusion.files import replacing
 
 PROMPTS = Path(__file__).with_name("quality_prompts.txt")
+UNSEEN_PROMPTS = Path(__file__).with_name("quality_unseen_prompts.txt")
 PRESETS = (
     *("balanced", "fast", "toma", "toma:scale=1000", "toma-stripe", "toma-tile", "toma-once"),
     *("tomesd", "tofu", "todo"),
@@ -48,8 +50,14 @@ TOGETHER = (
     *(f"{EVERY_STEP};scope=block;window=(0.2,1.0);{more}" for more in ("scale=inf", "skip_blocks=(0,1,12,13)")),
 )
 """What was good alone, together."""
-RUNS = ("presets", "window", "settings", "together", "table2", "table3", "table7")
-"""Tables 9 and 10 have rows of `presets` alone; the pseudo-inverse of Table 6 takes minutes an image on a CPU."""
+PROMPTS_OF = {
+    "presets": (PROMPTS, 1),
+    "unseen": (UNSEEN_PROMPTS, 1),
+    "table6": (PROMPTS, 8),  # its pseudo-inverse takes two minutes an image on a CPU
+}
+"""Which prompts a run takes, and every how manieth of them; if not named here, every second."""
+RUNS = ("presets", "unseen", "settings", "together")
+RUNS += tuple(f"table{number}" for number in (2, 3, 6, 7, 9, 10))
 SETTINGS = tuple(field.name for field in fields(ToMAConfig))
 FIGURES = ("images", "psnr", "ssim", "lpips", "fid", "seconds", "speedup")
 FACTS = ("steps", "guidance", "resolution", "device", "torch", "diffusers", "commit", "date")
@@ -69,11 +77,12 @@ def changed(variant: Variant) -> str:
     return "; ".join(f"{name}={value}" for name, value in variant.asked_for.items())
 
 
-def evaluate(folder: Path, arguments: list[str], every: int = 1) -> RunFolder:
-    """One run of `toma eval` on every first, second or n-th prompt, or what is missing of it."""
+def evaluate(folder: Path, arguments: list[str]) -> RunFolder:
+    """One run of `toma eval`, named as its folder, or what is missing of it."""
+    source, every = PROMPTS_OF.get(folder.name, (PROMPTS, 2))
     prompts = folder.with_suffix(".txt")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    prompts.write_text("\n".join(PROMPTS.read_text().splitlines()[::every]) + "\n")
+    prompts.write_text("\n".join(source.read_text().splitlines()[::every]) + "\n")
     command = [sys.executable, "-m", "toma_diffusion.cli", "eval", "--prompts", str(prompts), "--output", str(folder)]
     subprocess.run([*command, *arguments], check=True)
     return RunFolder(folder)
@@ -121,12 +130,11 @@ def main() -> None:
     for name in options.only or RUNS:
         asked = {
             "presets": ["--methods", ",".join(PRESETS), "--ratios", "0.25,0.5,0.75"],
-            "window": ["--methods", "balanced:window=(0.5,1.0)", "--ratios", "0.5,0.75"],
+            "unseen": ["--methods", ",".join(PRESETS), "--ratios", "0.5", "--seeds", "1"],
             "settings": ["--methods", methods_of(CHANGES), "--ratios", "0.5"],
             "together": ["--methods", methods_of(TOGETHER), "--ratios", "0.5"],
         }.get(name, ["--paper", name])
-        run = evaluate(options.output / name, [*asked, *passed_on], every=1 if name in ("presets", "window") else 2)
-        rows += rows_of(run, name)
+        rows += rows_of(evaluate(options.output / name, [*asked, *passed_on]), name)
     write(rows, options.rows)
     print(f"Wrote {options.rows}")
 

@@ -14,7 +14,7 @@ from toma_diffusion.checkpoints import bundled_model
 from toma_diffusion.generation import Drawing, draw
 
 ROOT = Path(__file__).parents[1]
-LOGS = ("vae", "diffusion-1", "diffusion-2")
+LOGS = ("vae", "diffusion-1", "diffusion-2", "diffusion-3")
 MIB = 2**20
 
 
