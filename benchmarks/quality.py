@@ -43,13 +43,16 @@ CHANGES = (
     *(f"num_regions=256;scope=block;{more}" for more in ("window=(0.2,1.0)", "scale=inf;window=(0.2,1.0)")),
 )
 EVERY_STEP = "select_every=1;reweigh_every=1"
+LARGE_GRIDS = f"{EVERY_STEP};min_tokens=512"
 TOGETHER = (
     *(f"{EVERY_STEP};scope={scope}" for scope in ("block", "stage")),
-    *(f"{EVERY_STEP};scope={scope};window=(0.2,1.0)" for scope in ("module", "block", "stage")),
-    *(f"{EVERY_STEP};scope=block;window={window}" for window in ("(0.3,1.0)", "(0.4,1.0)")),
-    *(f"{EVERY_STEP};scope=block;window=(0.2,1.0);{more}" for more in ("scale=inf", "skip_blocks=(0,1,12,13)")),
+    *(f"{EVERY_STEP};scope=block;window={window}" for window in ("(0.2,1.0)", "(0.4,1.0)", "(0.5,1.0)")),
+    f"{LARGE_GRIDS};scope=block",
+    *(f"{LARGE_GRIDS};scope=block;window=(0.5,1.0){more}" for more in ("", ";num_regions=16")),
+    f"{EVERY_STEP};sites=(attn,);num_plans=20",
+    *(f"{LARGE_GRIDS};sites={sites};num_plans=20" for sites in ("(attn,)", "(attn,cross_attn)")),
 )
-"""What was good alone, together."""
+"""What was good alone, together. With 20 plans every block has its own."""
 PROMPTS_OF = {
     "presets": (PROMPTS, 1),
     "unseen": (UNSEEN_PROMPTS, 1),
@@ -130,7 +133,7 @@ def main() -> None:
     for name in options.only or RUNS:
         asked = {
             "presets": ["--methods", ",".join(PRESETS), "--ratios", "0.25,0.5,0.75"],
-            "unseen": ["--methods", ",".join(PRESETS), "--ratios", "0.5", "--seeds", "1"],
+            "unseen": ["--methods", "balanced,fast,tomesd,tofu,todo", "--ratios", "0.5,0.75", "--seeds", "1"],
             "settings": ["--methods", methods_of(CHANGES), "--ratios", "0.5"],
             "together": ["--methods", methods_of(TOGETHER), "--ratios", "0.5"],
         }.get(name, ["--paper", name])

@@ -8,8 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "docs" / name for name in ("speed.md", "other-methods.md", "quality.md")]
-METHODS = ("tomesd", "tofu", "todo", "toma", "toma-stripe", "toma-tile", "toma-once", "fast", "lower-bound")
+METHODS = ("tomesd", "tofu", "todo", "toma", "toma-stripe", "toma-tile", "toma-once", "fast", "balanced", "lower-bound")
 """In the order of the paper's Tables 1 and 9, ours after them."""
+FILES = ("denoiser_h200.csv", "methods_h200.csv", "merge_h200.csv", "ops_h200.csv")
+RATIOS = ("0.25", "0.5", "0.75")
 BASE_OF_SETTINGS = ("assign=local", "scale=1000.0")
 """What all rows of `settings` and `together` share: `BASE` in quality.py."""
 Row = dict[str, str]
@@ -27,7 +29,7 @@ def denoiser_table() -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     rows = [row for row in read("denoiser_h200.csv") if row["method"] not in ("baseline", "lower-bound", "floor")]
-    for group, members in groupby(rows, key=_group):
+    for group, members in groupby([row for row in rows if not row["cache"] and not row["pipeline_s"]], key=_group):
         for row in members:
             memory = float(row["peak_mib"]) / float(row["baseline_peak_mib"]) - 1
             lines.append(
@@ -38,10 +40,63 @@ def denoiser_table() -> str:
     return "\n".join(lines)
 
 
+def pipeline_table() -> str:
+    """Rows of few steps, and the time of an image with text encoders and decoder."""
+    lines = [
+        "| model | steps | method | removed | ms a step | speed-up | s an image | of the baseline's | speed-up |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in read("denoiser_h200.csv"):
+        if row["pipeline_s"] and row["ratio"]:
+            image, baseline = float(row["pipeline_s"]), float(row["baseline_pipeline_s"])
+            lines.append(
+                f"| {_group(row)} | {row['steps']} | {_label(row)} | {row['ratio']} | {float(row['step_ms']):.1f} "
+                f"| **{float(row['speedup']):.2f}×** | {image:.3f} | {baseline:.3f} | **{baseline / image:.2f}×** |"
+            )
+    return "\n".join(lines)
+
+
+def cache_table() -> str:
+    """A first-block cache alone and with merging, beside the model without either."""
+    rows = [row for row in read("denoiser_h200.csv") if row["cache"]]
+    alone = {row["cache"]: float(row["step_ms"]) for row in rows if not row["ratio"]}
+    whole = alone[min(alone, key=float)]  # so low a threshold that nothing is skipped
+    lines = [
+        "| threshold | steps skipped | method | removed | ms a step, cache alone | with merging | by merging | both |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if row["ratio"]:
+            own = float(row["step_ms"])
+            lines.append(
+                f"| {row['cache']} | {float(row['cache_hits']):.0%} | {_label(row)} | {row['ratio']} "
+                f"| {alone[row['cache']]:.1f} | {own:.1f} | **{float(row['speedup']):.2f}×** | **{whole / own:.2f}×** |"
+            )
+    return "\n".join(lines)
+
+
+def merging_table() -> str:
+    """Merging and unmerging alone, µs, laid out as the paper's Tables 4 and 5."""
+    lines = [
+        "| tokens | operator | ToMA | ToMeSD, our code | ToMeSD, its package | ToMA against the faster one |",
+        "|---|---|---|---|---|---|",
+    ]
+    rows = read("merge_h200.csv")
+    for grid, ratio in dict.fromkeys((row["shape"].partition(",")[0], row["ratio"]) for row in rows):
+        here = {row["op"]: row for row in rows if (row["shape"].partition(",")[0], row["ratio"]) == (grid, ratio)}
+        for name in ("merge", "unmerge"):
+            ours, theirs = float(here[name]["us"]), here[f"tomesd_{name}"]
+            other, package = float(theirs["us"]), float(theirs["reference_us"])
+            lines.append(
+                f"| {grid.replace('x', '×')}, {ratio} removed | {name} | {ours:.1f} | {other:.1f} | {package:.1f} "
+                f"| {min(other, package) / ours:.1f}× |"
+            )
+    return "\n".join(lines)
+
+
 def methods_table() -> str:
     """Methods by ratios, milliseconds a step and speed-up, laid out as the paper's Tables 1 and 9."""
-    ratios = ("0.25", "0.5", "0.75")
-    lines = ["| | method | " + " | ".join(ratios) + " |", "|---|---|" + "---|" * len(ratios)]
+    lines = ["| | method | " + " | ".join(RATIOS) + " |", "|---|---|" + "---|" * len(RATIOS)]
     rows = read("methods_h200.csv")
     for group in dict.fromkeys(map(_group, rows)):
         members = [row for row in rows if _group(row) == group]
@@ -55,7 +110,7 @@ def methods_table() -> str:
                 for row in shown
                 if _label(row) == label
             }
-            lines.append(f"| {group} | {label} | " + " | ".join(found.get(ratio, "") for ratio in ratios) + " |")
+            lines.append(f"| {group} | {label} | " + " | ".join(found.get(ratio, "") for ratio in RATIOS) + " |")
     return "\n".join(lines)
 
 
@@ -95,7 +150,7 @@ def quality_table(*runs: str) -> str:
 
 def facts() -> str:
     """The machine, the versions and the commits of all rows."""
-    rows = [row for name in ("denoiser_h200.csv", "methods_h200.csv", "ops_h200.csv") for row in read(name)]
+    rows = [row for name in FILES for row in read(name)]
     told = {name: sorted({row[name] for row in rows}) for name in ("gpu", "torch", "diffusers", "triton", "commit")}
     return "; ".join(f"{name} {', '.join(value for value in values if value)}" for name, values in told.items())
 
@@ -104,7 +159,10 @@ def rewritten(page: str) -> str:
     """The page with the tables of today."""
     tables = (
         ("denoiser", denoiser_table()),
+        ("pipeline", pipeline_table()),
+        ("cache", cache_table()),
         ("methods", methods_table()),
+        ("merging", merging_table()),
         ("operators", operator_table()),
         ("facts", facts()),
     )

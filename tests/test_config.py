@@ -33,6 +33,8 @@ WRONG = [
     ("sites", ()),
     ("sites", "attn"),
     ("sites", ("attn", "mlp")),
+    ("min_tokens", -1),
+    ("min_tokens", 0.5),
     ("select_every", 0),
     ("reweigh_every", -5),
     ("window", (0.5, 0.5)),

@@ -21,6 +21,8 @@ from toma_diffusion.hooks.sites import EnterBlock, LeaveBlock, Run, Site
 from toma_diffusion.hooks.state import MergeState, Slot
 from toma_diffusion.hooks.summary import BlockRecord
 
+DEFAULT_PRESET = "balanced"
+"""Of a pipeline, if nothing else is named."""
 DENOISERS = ("unet", "transformer")
 """Where diffusers pipelines keep their denoiser."""
 
@@ -31,7 +33,8 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | None = None,
     Args:
         pipe_or_model: a pipeline with a supported `unet` or `transformer`, or that model itself. Give the pipeline
             where you can: it tells where a generation begins and how many steps it has (`window` counts its steps).
-        config_or_preset: a `ToMAConfig`, taken as it stands; or the name of a preset; or nothing. With a preset or
+        config_or_preset: a `ToMAConfig`, taken as it stands; or the name of a preset; or nothing: `balanced` for a
+            pipeline, `ToMAConfig()` for a model, of which nobody knows how many steps it will make. With a preset or
             nothing, what the model family wants otherwise is filled in (Flux: the paper's schedule, and its first 5
             joint and 5 single blocks left alone). For another method its name, `tomesd`, `tofu` or `todo`, or its
             configuration: `ToMeSDConfig`, `ToFuConfig`, `ToDoConfig`.
@@ -68,8 +71,10 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | None = None,
     adapter = find_adapter(model)
     if adapter is None:
         raise ValueError(f"{type(model).__name__} is not supported. Supported are: {supported()}.")
-    config = _resolve(config_or_preset, overrides, adapter.defaults(model))
     pipeline = pipe_or_model if not isinstance(pipe_or_model, nn.Module) else None
+    if config_or_preset is None and pipeline is not None:
+        config_or_preset = DEFAULT_PRESET
+    config = _resolve(config_or_preset, overrides, adapter.defaults(model))
     return _build(model, adapter, config, pipeline)
 
 
@@ -130,7 +135,7 @@ def _build(model: nn.Module, adapter: Adapter, config: Config, pipeline: Any) ->
     if config.scope != "module" and config.sites != SITES:
         raise ValueError(
             f"sites={config.sites} counts only in scope 'module'; scope={config.scope!r} merges whole blocks. "
-            "Leave one of the two out."
+            "Add scope='module', or leave sites out."
         )
     blocks = adapter.blocks(model)
     reasons = _reasons_to_leave_alone(model, blocks, config)

@@ -165,6 +165,10 @@ class ToMAConfig(Config):
     sites: tuple[str, ...] = SITES
     """Which modules to merge in `module` scope, out of `attn`, `cross_attn` and `ff`. More is faster."""
 
+    min_tokens: int = 0
+    """Grids of fewer tokens are left whole. In a small grid every token counts for much of the picture, and merging it
+    saves little."""
+
     select_every: int = 10
     """Steps between two selections of destinations. Higher is faster; 1 selects in every step."""
 
@@ -194,6 +198,7 @@ class ToMAConfig(Config):
         self._set("rotation", check_number("rotation", self.rotation, "0 or more, and finite", _is_damping))
         for name in ("num_regions", "select_every", "reweigh_every", "num_plans"):
             self._set(name, check_integer(name, getattr(self, name), minimum=1))
+        self._set("min_tokens", check_integer("min_tokens", self.min_tokens, minimum=0))
         for name, allowed in (
             ("selection", SELECTIONS),
             ("region", REGIONS),
@@ -226,6 +231,8 @@ class ToMAConfig(Config):
     def describe(self) -> list[str]:
         """How tokens are chosen, and when."""
         told = [f"destinations by {self.selection}, {self.assign} assignment, unmerged by {self.unmerge}"]
+        if self.min_tokens:
+            told.append(f"grids of fewer than {self.min_tokens} tokens left whole")
         if self.num_plans > 1:
             told.append(f"{self.num_plans} plans in turn")
         if self.rotation and self.selection == "facility-location":
@@ -311,14 +318,15 @@ PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
             select_every=1,
             reweigh_every=1,
             window=(0.5, 1.0),
+            min_tokens=512,
         ),
     }
 )
 """The paper's variants by name, its lower bound, the floor below that, and ours: `fast`, and `balanced`, which stays
 nearest to the picture without merging.
 
-`balanced` leaves the first half of the steps whole, where the picture takes its shape, and chooses anew in every step,
-which small regions make cheap: on the bundled model the two that help most (docs/quality.md).
+`balanced` leaves the first half of the steps whole, where the picture takes its shape, and small grids, and chooses anew
+in every step, which small regions make cheap: on the bundled model the three that help most (docs/quality.md).
 
 `toma` takes the limit of the paper's sharp softmax, a hard assignment: the patches of a photograph come back nearer to
 themselves (40.9 against 37.2 dB at ratio 0.25, benchmarks/results/assignment.csv), and an index is faster than a matrix

@@ -6,6 +6,7 @@ import pytest
 import torch
 from observe import CountOperators, attention_lengths, bookkeeping, inputs_of, our_hooks, state_of
 from tiny import FAMILIES, SCOPES, SETTINGS, flux_transformer, sd15_unet
+from tiny_pipelines import flux_pipeline, sd15_pipeline
 from torch import nn
 
 from toma_diffusion import PRESETS, ToMAConfig, apply_toma, register_adapter, remove_toma, toma_enabled
@@ -115,7 +116,8 @@ class TestFewerTokens:
     def test_every_preset_runs(self, family, preset):
         model = family.build()
         before = family.call(model)
-        settings = SETTINGS | {"window": (0.0, 1.0)}  # there is no pipeline to tell the number of steps
+        # There is no pipeline to tell the number of steps, and the grids are small.
+        settings = SETTINGS | {"window": (0.0, 1.0), "min_tokens": 0}
         handle = apply_toma(model, preset, **settings)
         output = family.call(model)
         assert output.isfinite().all()
@@ -309,6 +311,30 @@ class TestFamilyDefaults:
         summary = apply_toma(family.build()).summary()
         assert summary.config == ToMAConfig()
         assert summary.left_alone == ()
+
+
+class TestDefault:
+    """Without a name a pipeline gets `balanced`; a model does not know its steps, which a window needs."""
+
+    def test_of_a_pipeline(self):
+        with apply_toma(sd15_pipeline(), ratio=0.25) as handle:
+            assert handle.summary().config == ToMAConfig.from_preset("balanced", ratio=0.25)
+
+    def test_of_a_model(self):
+        with apply_toma(sd15_unet(), ratio=0.25) as handle:
+            assert handle.summary().config == ToMAConfig(ratio=0.25)
+
+    def test_what_the_family_wants_otherwise(self):
+        with apply_toma(flux_pipeline(), skip_blocks=()) as handle:
+            assert handle.summary().config == ToMAConfig.from_preset("balanced")
+
+    def test_summary_names_the_grids_left_whole(self):
+        model = sd15_unet()
+        handle = apply_toma(model, **SETTINGS, min_tokens=100)
+        model(torch.randn(1, 4, 16, 16), 10, torch.randn(1, 7, 32))
+        regions = {kind.grid: kind.regions for kind in handle.summary().kinds}
+        assert regions == {"16×16": "4 tiles of 8×8", "8×8": "left whole: fewer than 100 tokens"}
+        assert "grids of fewer than 100 tokens left whole" in str(handle.summary())
 
 
 class TestRegister:

@@ -13,7 +13,7 @@ from diffusers import ControlNetModel
 from diffusers.hooks import FirstBlockCacheConfig
 from packaging.version import Version
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
-from tiny import FAMILIES, SCOPES, SETTINGS, flux_ids, flux_transformer, sd3_transformer, sd15_unet
+from tiny import FAMILIES, PLAIN, SCOPES, SETTINGS, flux_ids, flux_transformer, sd15_unet, sd3_transformer
 from tiny_pipelines import flux_pipeline, run, sd3_pipeline, sd15_pipeline
 from torch import nn
 
@@ -837,12 +837,12 @@ class TestSharedDenoiser:
 
         def fresh(which, seed):
             pipes = pair()
-            apply_toma(pipes[0], **SETTINGS, scope=scope, select_every=3, reweigh_every=2)
+            apply_toma(pipes[0], PLAIN, **SETTINGS, scope=scope, select_every=3, reweigh_every=2)
             return run(pipes[which], seed=seed)
 
         pipes = pair()
         plain = run(pipes[1], seed=0)
-        apply_toma(pipes[0], **SETTINGS, scope=scope, select_every=3, reweigh_every=2)
+        apply_toma(pipes[0], PLAIN, **SETTINGS, scope=scope, select_every=3, reweigh_every=2)
         for which, seed in [(0, 0), (1, 0), (1, 1), (0, 2), (0, 2), (1, 0)]:
             assert torch.equal(run(pipes[which], seed=seed), fresh(which, seed)), (which, seed)
         remove_toma(pipes[1])

@@ -23,7 +23,7 @@ from diffusers import (
 from diffusers.callbacks import SDCFGCutoffCallback
 from diffusers.utils import is_scipy_available, is_torchsde_available
 from observe import attention_lengths, watch_plans
-from tiny import FAMILIES, SETTINGS, sd15_unet
+from tiny import FAMILIES, PLAIN, SETTINGS, sd15_unet
 from tiny_pipelines import (
     PIPELINES,
     denoiser,
@@ -119,7 +119,7 @@ class TestCounts:
     @pytest.mark.parametrize("name", PIPELINES)
     def test_fifty_steps(self, name):
         pipe = PIPELINES[name]()
-        apply_toma(pipe, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
         trace = traced(pipe, num_inference_steps=50)
         assert len(trace.calls) == 50
         assert trace.where("facility_location") == [0, 10, 20, 30, 40]
@@ -130,7 +130,7 @@ class TestCounts:
 
     def test_one_call_a_step_twice_in_a_row_then_other_sizes_and_batches(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
         for arguments in (
             {},
             {},
@@ -146,7 +146,7 @@ class TestCounts:
 
     def test_two_calls_a_step_twice_in_a_row_then_other_sizes_and_batches(self):
         pipe = flux_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
         for arguments in ({}, {}, {"height": 96}, {"num_images_per_prompt": 2}, {}):
             arguments = {"height": 64, "width": 64, "true_cfg_scale": 2.0} | arguments
             trace = traced(pipe, num_inference_steps=50, **arguments)
@@ -157,7 +157,7 @@ class TestCounts:
 
     def test_one_and_two_calls_a_step_by_turns(self):
         pipe = flux_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
         for scale, passes in ((1.0, 1), (2.0, 2), (1.0, 1), (2.0, 2)):
             trace = traced(pipe, num_inference_steps=20, true_cfg_scale=scale)
             assert len(trace.calls) == 20 * passes
@@ -218,7 +218,7 @@ class TestSchedulers:
 
     def check(self, pipe, kinds, passes=1, **arguments):
         """As often as the schedule says for the calls that were made; afresh in every generation."""
-        apply_toma(pipe, **SETTINGS | OFTEN)
+        apply_toma(pipe, PLAIN, **SETTINGS | OFTEN)
         results = []
         for _ in range(2):
             torch.manual_seed(0)  # some schedulers draw without the generator they are given
@@ -239,7 +239,7 @@ class TestSchedulers:
     def test_more_calls_than_steps(self, scheduler, calls):
         pipe = sd15_pipeline()
         pipe.scheduler = scheduler.from_config(pipe.scheduler.config, skip_prk_steps=True)
-        apply_toma(pipe, **SETTINGS | {"select_every": 4, "reweigh_every": 4})
+        apply_toma(pipe, PLAIN, **SETTINGS | {"select_every": 4, "reweigh_every": 4})
         trace = traced(pipe, num_inference_steps=8)
         assert len(trace.calls) == calls
         assert trace.where("facility_location") == list(range(0, calls, 4))
@@ -249,7 +249,7 @@ class TestGuidance:
     def test_negative_pass_has_a_plan_of_its_own(self):
         """A scale that takes next to nothing of the negative pass gives what the positive pass alone gives."""
         pipe = flux_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
         arguments = {"num_inference_steps": 4}
         alone = run(pipe, **arguments)
         both = run(pipe, true_cfg_scale=1 + 1e-7, **arguments)
@@ -257,7 +257,7 @@ class TestGuidance:
 
     def test_skip_layer_guidance_is_another_pass_over_the_step(self):
         pipe = sd3_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
         for _ in range(2):
             trace = traced(
                 pipe,
@@ -291,10 +291,10 @@ class TestGuidance:
         """A pass, or a size of the batch, that step 0 does not have: its plan must be made anew nevertheless."""
         pipe = PIPELINES[name]()
         arguments = {"num_inference_steps": 8, **arguments}
-        with apply_toma(pipe, **SETTINGS | SCHEDULE):
+        with apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE):
             run(pipe, seed=1, **arguments)
             second = run(pipe, **arguments)
-        with apply_toma(pipe, **SETTINGS | SCHEDULE):
+        with apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE):
             assert torch.equal(run(pipe, **arguments), second)
 
     @pytest.mark.parametrize("scope", ["module", "block", "stage"])
@@ -304,7 +304,7 @@ class TestGuidance:
         pipe = quiet(StableDiffusionPAGPipeline(**parts, requires_safety_checker=False, pag_applied_layers=["mid"]))
         arguments = {"pag_scale": 3.0, "guidance_scale": 5.0}
         plain = run(pipe, **arguments)
-        with apply_toma(pipe, **SETTINGS, scope=scope):
+        with apply_toma(pipe, PLAIN, **SETTINGS, scope=scope):
             merged = run(pipe, **arguments)
             assert torch.equal(run(pipe, **arguments), merged)
             assert {query for query, _ in attention_lengths(lambda: run(pipe, **arguments))} == {128, 32}
@@ -314,7 +314,7 @@ class TestGuidance:
     def test_guidance_cut_off_half_way(self):
         """The batch halves within a generation; steps go on being counted."""
         pipe = sd15_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
         trace = traced(pipe, num_inference_steps=20, callback_on_step_end=SDCFGCutoffCallback(0.2))
         assert len(trace.calls) == 20
         # The first call with the halved batch passes for another pass over the step before: it selects, the next call
@@ -323,7 +323,7 @@ class TestGuidance:
 
     def test_guidance_cut_off_within_a_window(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE, window=(0.5, 1.0))
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE, window=(0.5, 1.0))
         trace = traced(pipe, num_inference_steps=20, callback_on_step_end=SDCFGCutoffCallback(0.2))
         assert trace.where("merge") == list(range(11, 20))
 
@@ -333,7 +333,7 @@ class TestGuidance:
         if name == "pixart":  # its pipeline takes a single step only from a scheduler of distilled models
             pipe.scheduler = LCMScheduler.from_config(pipe.scheduler.config)
         plain = run(pipe, num_inference_steps=1)
-        apply_toma(pipe, **SETTINGS)
+        apply_toma(pipe, PLAIN, **SETTINGS)
         results = []
         for _ in range(3):
             with Trace(pipe) as trace:
@@ -346,7 +346,7 @@ class TestGuidance:
 
     def test_one_step_with_separate_passes(self):
         pipe = flux_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
         for _ in range(3):
             trace = traced(pipe, num_inference_steps=1, true_cfg_scale=2.0)
             assert trace.where("facility_location") == [0, 1]
@@ -356,7 +356,7 @@ class TestGuidance:
         pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="trailing")
         arguments = {"guidance_scale": 0.0, "num_inference_steps": 1}
         plain = run(pipe, **arguments)
-        apply_toma(pipe, **SETTINGS)
+        apply_toma(pipe, PLAIN, **SETTINGS)
         merged = run(pipe, **arguments)
         assert merged.isfinite().all()
         assert not torch.equal(merged, plain)
@@ -424,7 +424,7 @@ class TestDirectCalls:
     def test_pipelines_denoiser_by_itself(self):
         """The loop that users write themselves: the scheduler is the pipeline's, the calls are not."""
         pipe = sd15_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
         for _ in range(2):
             text, sample = torch.randn(2, 6, 32), torch.randn(1, 4, 16, 16)
             pipe.scheduler.set_timesteps(15)
@@ -440,7 +440,7 @@ class TestFailures:
     @pytest.mark.parametrize("name", ["sd15", "sdxl", "flux", "sd3"])
     def test_exception_between_two_steps(self, name, scope):
         pipe = PIPELINES[name]()
-        apply_toma(pipe, **SETTINGS | SCHEDULE, scope=scope)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE, scope=scope)
         whole = run(pipe, num_inference_steps=6)
         other = run(pipe, num_inference_steps=6, seed=1)
 
@@ -459,7 +459,7 @@ class TestFailures:
     @pytest.mark.parametrize("scope", ["module", "block", "stage"])
     def test_exception_inside_a_block(self, scope):
         pipe = sdxl_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE, scope=scope)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE, scope=scope)
         whole = run(pipe, num_inference_steps=6)
 
         def fail(*arguments):
@@ -473,7 +473,7 @@ class TestFailures:
 
     def test_between_separate_passes(self):
         pipe = flux_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
         arguments = {"num_inference_steps": 6, "true_cfg_scale": 2.0}
         whole = run(pipe, **arguments)
         calls = Counter()
@@ -491,7 +491,7 @@ class TestFailures:
 
     def test_interrupted_generation(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, **SETTINGS | OFTEN)
+        apply_toma(pipe, PLAIN, **SETTINGS | OFTEN)
         whole = run(pipe, num_inference_steps=6)
 
         def stop(pipe, step, timestep, arguments):
@@ -508,7 +508,7 @@ class TestWindow:
     @pytest.mark.parametrize("name", PIPELINES)
     def test_last_six_of_ten_steps(self, name):
         pipe = PIPELINES[name]()
-        apply_toma(pipe, **self.WINDOW)
+        apply_toma(pipe, PLAIN, **self.WINDOW)
         for _ in range(2):
             trace = traced(pipe, num_inference_steps=10)
             assert trace.where("merge") == trace.where("unmerge") == list(range(4, 10))
@@ -517,26 +517,26 @@ class TestWindow:
 
     def test_number_of_steps_may_change(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, **self.WINDOW)
+        apply_toma(pipe, PLAIN, **self.WINDOW)
         for steps, first in ((10, 4), (5, 2), (20, 8), (1, 1), (10, 4)):
             assert traced(pipe, num_inference_steps=steps).where("merge") == list(range(first, steps))
 
     def test_separate_passes(self):
         pipe = flux_pipeline()
-        apply_toma(pipe, **self.WINDOW)
+        apply_toma(pipe, PLAIN, **self.WINDOW)
         trace = traced(pipe, num_inference_steps=10, true_cfg_scale=2.0)
         assert trace.where("merge") == list(range(8, 20))
         assert trace.where("facility_location") == [8, 9]
 
     def test_end(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE, window=(0.2, 0.7))
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE, window=(0.2, 0.7))
         assert traced(pipe, num_inference_steps=10).where("merge") == list(range(2, 7))
 
     def test_scheduler_of_two_calls_a_step(self):
         pipe = sd15_pipeline()
         pipe.scheduler = HeunDiscreteScheduler.from_config(pipe.scheduler.config)
-        apply_toma(pipe, **self.WINDOW)
+        apply_toma(pipe, PLAIN, **self.WINDOW)
         trace = traced(pipe, num_inference_steps=10)
         assert len(trace.calls) == 19
         assert trace.where("merge") == list(range(8, 19))
@@ -553,7 +553,7 @@ class TestWindow:
     )
     def test_image_to_image_counts_the_steps_really_made(self, make, pipeline_class):
         pipe = img2img(make(), pipeline_class)
-        apply_toma(pipe, **self.WINDOW)
+        apply_toma(pipe, PLAIN, **self.WINDOW)
         for steps, strength, made, first in ((20, 0.5, 10, 4), (10, 0.5, 5, 2), (10, 1.0, 10, 4)):
             trace = traced(pipe, image=picture(), num_inference_steps=steps, strength=strength)
             assert len(trace.calls) == made
@@ -563,7 +563,7 @@ class TestWindow:
         base = sdxl_pipeline()
         refiner = img2img(sdxl_pipeline(), StableDiffusionXLImg2ImgPipeline)
         for pipe in (base, refiner):
-            apply_toma(pipe, **self.WINDOW)
+            apply_toma(pipe, PLAIN, **self.WINDOW)
         trace = traced(base, num_inference_steps=20, denoising_end=0.75)
         assert trace.where("merge") == list(range(6, len(trace.calls)))
         latents = run(base, num_inference_steps=20, denoising_end=0.75)
@@ -573,7 +573,7 @@ class TestWindow:
 
     def test_pipeline_that_is_gone(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, **self.WINDOW)
+        apply_toma(pipe, PLAIN, **self.WINDOW)
         pipe = img2img(pipe)
         with pytest.raises(RuntimeError, match="apply_toma with the pipeline in use"):
             run(pipe, image=picture(), num_inference_steps=4)
@@ -584,7 +584,7 @@ class TestSharedDenoiser:
 
     def test_counts_in_both(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
         other = img2img(pipe)
         for _ in range(2):
             assert traced(pipe, num_inference_steps=4).where("facility_location") == [0]
@@ -594,7 +594,7 @@ class TestSharedDenoiser:
 
     def test_scheduler_of_its_own(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
         scheduler = HeunDiscreteScheduler.from_config(pipe.scheduler.config)
         other = quiet(
             StableDiffusionPipeline(**pipe.components | {"scheduler": scheduler}, requires_safety_checker=False)
@@ -607,7 +607,7 @@ class TestSharedDenoiser:
 
     def test_first_pipeline_is_gone(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
         pipe = img2img(pipe)
         for _ in range(2):
             trace = traced(pipe, image=picture(), num_inference_steps=40, strength=0.5)
@@ -642,7 +642,7 @@ class TestChanges:
         pipe = PIPELINES[name]()
         height, width = size
         plain = run(pipe, height=height, width=width)
-        handle = apply_toma(pipe, **SETTINGS)
+        handle = apply_toma(pipe, PLAIN, **SETTINGS)
         merged = run(pipe, height=height, width=width)
         assert merged.shape == plain.shape == (1, 4, height // 8, width // 8)
         assert merged.isfinite().all()
@@ -655,7 +655,7 @@ class TestChanges:
         pipe = PIPELINES[name]()
         height, width = size
         plain = run(pipe, height=height, width=width)
-        handle = apply_toma(pipe, **SETTINGS)
+        handle = apply_toma(pipe, PLAIN, **SETTINGS)
         merged = run(pipe, height=height, width=width)
         assert merged.shape == plain.shape
         assert merged.isfinite().all()
@@ -666,7 +666,7 @@ class TestChanges:
 
     def test_samples_of_a_batch_do_not_touch_each_other(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, **SETTINGS | OFTEN)
+        apply_toma(pipe, PLAIN, **SETTINGS | OFTEN)
         latents, text = torch.randn(3, 4, 16, 16), torch.randn(3, 6, 32)
         arguments = {"prompts": 3, "num_inference_steps": 4}
         before = run(pipe, latents=latents, prompt_embeds=text, **arguments)
@@ -698,11 +698,11 @@ class TestChanges:
         schedulers = schedulers or [pipe.scheduler] * len(cases)
         settings = SETTINGS | OFTEN | settings
         together = []
-        with apply_toma(pipe, **settings):
+        with apply_toma(pipe, PLAIN, **settings):
             for case, pipe.scheduler in zip(cases, schedulers, strict=True):
                 together.append(run(pipe, **case))
         for result, case, pipe.scheduler in zip(together, cases, schedulers, strict=True):
-            with apply_toma(pipe, **settings):
+            with apply_toma(pipe, PLAIN, **settings):
                 assert torch.equal(run(pipe, **case), result)
             assert not torch.equal(run(pipe, **case), result)
 
@@ -733,7 +733,7 @@ class TestImagesIn:
 
     def check(self, pipe, scope, **arguments):
         plain = run(pipe, num_inference_steps=4, **arguments)
-        handle = apply_toma(pipe, **SETTINGS | OFTEN, scope=scope)
+        handle = apply_toma(pipe, PLAIN, **SETTINGS | OFTEN, scope=scope)
         merged = run(pipe, num_inference_steps=4, **arguments)
         assert merged.shape == plain.shape
         assert merged.isfinite().all()
@@ -755,7 +755,7 @@ class TestNoWaiting:
         pipe = PIPELINES[name]()
         arguments = {"num_inference_steps": 7, **guidance}
         plain = traced(pipe, **arguments)
-        apply_toma(pipe, **SETTINGS | OFTEN, window=(0.2, 1.0))
+        apply_toma(pipe, PLAIN, **SETTINGS | OFTEN, window=(0.2, 1.0))
         merged = traced(pipe, **arguments)
         assert merged.total("merge")
         for index, (ours, theirs) in enumerate(zip(merged.calls, plain.calls, strict=True)):
@@ -787,7 +787,7 @@ class TestSwitching:
     def test_off_is_the_original_bit_for_bit_and_on_is_as_before(self, name):
         pipe = PIPELINES[name]()
         plain = run(pipe, num_inference_steps=4)
-        handle = apply_toma(pipe, **SETTINGS | OFTEN)
+        handle = apply_toma(pipe, PLAIN, **SETTINGS | OFTEN)
         merged = run(pipe, num_inference_steps=4)
         with toma_enabled(pipe, False):
             assert not handle.enabled
@@ -804,14 +804,14 @@ class TestSwitching:
 
     def test_context_restores_after_an_exception(self):
         pipe = sd15_pipeline()
-        handle = apply_toma(pipe, **SETTINGS)
+        handle = apply_toma(pipe, PLAIN, **SETTINGS)
         with pytest.raises(KeyError), toma_enabled(pipe, False):
             raise KeyError
         assert handle.enabled
 
     def test_half_way_through_a_generation(self):
         pipe = sd15_pipeline()
-        handle = apply_toma(pipe, **SETTINGS | SCHEDULE)
+        handle = apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
 
         def switch(pipe, step, timestep, arguments):
             handle.enabled = not 2 <= step < 5
@@ -824,7 +824,7 @@ class TestSwitching:
 
     def test_half_way_through_a_window(self):
         pipe = sd15_pipeline()
-        handle = apply_toma(pipe, **SETTINGS | SCHEDULE, window=(0.5, 1.0))
+        handle = apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE, window=(0.5, 1.0))
 
         def switch(pipe, step, timestep, arguments):
             handle.enabled = step >= 3
@@ -836,6 +836,6 @@ class TestSwitching:
     def test_removed(self):
         pipe = sd15_pipeline()
         plain = run(pipe)
-        with apply_toma(pipe, **SETTINGS):
+        with apply_toma(pipe, PLAIN, **SETTINGS):
             assert not torch.equal(run(pipe), plain)
         assert torch.equal(run(pipe), plain)

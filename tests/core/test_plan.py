@@ -225,6 +225,11 @@ class TestIdentity:
     def test_ratio_too_small_for_the_regions_is_the_identity_too(self):
         assert MergePlan(Grid(4, 4), ToMAConfig(ratio=0.25, num_regions=8), batch_size=1).is_identity
 
+    @pytest.mark.parametrize(("min_tokens", "left"), [(256, 128), (257, 256)])
+    def test_small_grids_are_left_whole(self, min_tokens, left):
+        plan = MergePlan(Grid(16, 16), ToMAConfig(ratio=0.5, num_regions=16, min_tokens=min_tokens), batch_size=1)
+        assert plan.num_destinations == left
+
     def test_identity_holds_no_weights(self):
         plan = MergePlan(Grid(64, 64), ToMAConfig(ratio=0.0, assign="global"), batch_size=1)
         assert plan.num_bytes < 100_000

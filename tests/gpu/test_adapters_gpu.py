@@ -51,8 +51,11 @@ def test_nothing_waits_for_the_device_in_the_loop(family, scope):
         ("sd3", {"scope": "block"}),
     ],
 )
-def test_inductor_equals_eager(name, settings, how):
+def test_inductor_equals_eager(name, settings, how, monkeypatch):
     """One block is left alone. CUDA graphs hold the addresses of the plans' buffers."""
+    # Convolutions in TF32 differ by 1e-4 from one algorithm to another: enough to break ties, and with rotation every
+    # choice after them.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.compiler.reset()
     family = BY_NAME[name]
     model, eager = family.build().to("cuda"), family.build().to("cuda")

@@ -97,7 +97,7 @@ class TestMergeMap:
 
     def test_plans_are_noted_when_they_change(self, tmp_path):
         pipe = text_pipeline()
-        with apply_toma(pipe, ratio=0.5, num_regions=4, select_every=4, reweigh_every=4) as handle:
+        with apply_toma(pipe, ToMAConfig(ratio=0.5, num_regions=4, select_every=4, reweigh_every=4)) as handle:
             recorder = MergeMapRecorder(handle)
             image = draw(pipe, Drawing("a shoe", steps=9), recorder)
         assert [(one.kind, one.step) for one in recorder.maps if one.kind == "level 0"] == [

@@ -204,6 +204,7 @@ def bounds_of(config: Config) -> tuple[Cell | None, Cell | None]:
         scope=config.scope,
         sites=config.sites,
         window=config.window,
+        min_tokens=config.min_tokens,
         skip_blocks=config.skip_blocks,
     )
     lower_bound = replace(

@@ -31,7 +31,7 @@ def generate(
         str,
         typer.Option(
             help="A preset of ToMA, with changes if wanted (fast:num_regions=256;scope=block), or tomesd, tofu, todo. "
-            "If not given, the defaults for this model."
+            "If not given, balanced."
         ),
     ] = "",
     seed: Annotated[int, typer.Option(help="Of the noise that the image starts from.")] = 0,
@@ -57,6 +57,7 @@ def generate(
     from rich.console import Console
 
     from toma_diffusion import apply_toma
+    from toma_diffusion.api import DEFAULT_PRESET
     from toma_diffusion.bench.scenario import Method
     from toma_diffusion.checkpoints import load_pipeline
     from toma_diffusion.files import check_writable
@@ -87,7 +88,7 @@ def generate(
     settings: dict[str, Any] = {
         "model": model,
         **asdict(drawing),
-        "method": preset or "defaults",
+        "method": preset or DEFAULT_PRESET,
         "config": summary.config.to_dict(),
         "seconds": round(seconds, 3),
         "device": str(pipe.device),

@@ -98,7 +98,7 @@ class MergePlan(Plan):
 
     Args:
         grid: the image tokens' rows and columns.
-        config: ratio, selection, region, num_regions, assign, scale, unmerge and backend are read.
+        config: ratio, min_tokens, selection, region, num_regions, assign, scale, unmerge and backend are read.
         batch_size: number of samples.
         dtype: of the weights; take that of the tokens.
         device: of the tokens.
@@ -127,7 +127,8 @@ class MergePlan(Plan):
         self.joint = joint
         self.regions = Regions.divide(grid, config.region, config.num_regions)
         self.assign_regions = self.regions if config.assign == "local" else Regions.divide(grid, "global")
-        self.destinations_per_region = num_destinations(self.regions.size, config.ratio)
+        ratio = config.ratio if grid.num_tokens >= config.min_tokens else 0.0
+        self.destinations_per_region = num_destinations(self.regions.size, ratio)
 
         self.backend = choose_backend(config.backend, torch.device(device), dtype)
 

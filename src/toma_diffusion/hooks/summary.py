@@ -114,7 +114,7 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
                 grid=f"{plan.grid.height}×{plan.grid.width}" if plan else "–",
                 tokens_before=plan.grid.num_tokens if plan else None,
                 tokens_after=plan.num_destinations if plan else None,
-                regions=plan.describe() if plan else "–",
+                regions=_regions(plan),
             )
         )
     costs = [_multiplications(record, state.plan_of(record.kind)) for record in records]
@@ -130,6 +130,14 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
         multiplications=sum(whole for whole, _ in known) if known else None,
         merged_multiplications=sum(less for _, less in known) + overhead if known else None,
     )
+
+
+def _regions(plan: Plan | None) -> str:
+    if plan is None:
+        return "–"
+    if isinstance(plan, MergePlan) and plan.grid.num_tokens < plan.config.min_tokens:
+        return f"left whole: fewer than {plan.config.min_tokens} tokens"
+    return plan.describe()
 
 
 def _multiplications(record: BlockRecord, plan: Plan | None) -> tuple[float, float] | None:
