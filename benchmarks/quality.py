@@ -2,10 +2,10 @@
 
     python benchmarks/quality.py --output DIR --lpips-weights FILE [--inception-weights FILE --real-images DIR]
 
-Runs of `toma eval` in DIR: the presets at three ratios; some on prompts and a seed that no setting was chosen by; then on
-every second prompt one setting after another at ratio 0.5, some that were good together, and the paper's tables. Killed,
-it goes on where it was. Then one row for each, with all settings in columns of their own; with `--only` the rows of other
-runs stay as they are.
+Runs of `toma eval` in DIR: the presets at three ratios; some on prompts and a seed that no setting was chosen by; then
+on every second prompt one setting after another at ratio 0.5, some that were good together, and the paper's tables.
+Killed, it goes on where it was. Then one row for each, with all settings in columns of their own; with `--only` the rows
+of other runs stay as they are.
 """
 
 import argparse
@@ -59,8 +59,7 @@ PROMPTS_OF = {
     "table6": (PROMPTS, 8),  # its pseudo-inverse takes two minutes an image on a CPU
 }
 """Which prompts a run takes, and every how manieth of them; if not named here, every second."""
-RUNS = ("presets", "unseen", "settings", "together")
-RUNS += tuple(f"table{number}" for number in (2, 3, 6, 7, 9, 10))
+RUNS = ("presets", "unseen", "settings", "together", "table2", "table3", "table6", "table7", "table9", "table10")
 SETTINGS = tuple(field.name for field in fields(ToMAConfig))
 FIGURES = ("images", "psnr", "ssim", "lpips", "fid", "seconds", "speedup")
 FACTS = ("steps", "guidance", "resolution", "device", "torch", "diffusers", "commit", "date")

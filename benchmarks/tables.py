@@ -133,9 +133,8 @@ def operator_table() -> str:
 
 
 def quality_table(*runs: str) -> str:
-    """Rows of the bundled model: how far pictures are from those without merging, and what they took on a CPU."""
+    """Rows of the bundled model: how far pictures are from those without merging."""
     figures = {"psnr": ("PSNR, dB", 1), "ssim": ("SSIM", 3), "lpips": ("LPIPS", 3), "fid": ("FID", 0)}
-    figures |= {"seconds": ("s an image", 2)}
     rows = [
         row for row in read("quality_bundled.csv") if row["run"] in runs and (row["ratio"] or row["run"] == runs[0])
     ]

@@ -325,8 +325,8 @@ PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
 """The paper's variants by name, its lower bound, the floor below that, and ours: `fast`, and `balanced`, which stays
 nearest to the picture without merging.
 
-`balanced` leaves the first half of the steps whole, where the picture takes its shape, and small grids, and chooses anew
-in every step, which small regions make cheap: on the bundled model the three that help most (docs/quality.md).
+`balanced` leaves the first half of the steps whole, where the picture takes its shape, and small grids, and chooses
+anew in every step, which small regions make cheap: on the bundled model the three that help most (docs/quality.md).
 
 `toma` takes the limit of the paper's sharp softmax, a hard assignment: the patches of a photograph come back nearer to
 themselves (40.9 against 37.2 dB at ratio 0.25, benchmarks/results/assignment.csv), and an index is faster than a matrix

@@ -13,7 +13,7 @@ from diffusers import ControlNetModel
 from diffusers.hooks import FirstBlockCacheConfig
 from packaging.version import Version
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
-from tiny import FAMILIES, PLAIN, SCOPES, SETTINGS, flux_ids, flux_transformer, sd15_unet, sd3_transformer
+from tiny import FAMILIES, PLAIN, SCOPES, SETTINGS, flux_ids, flux_transformer, sd3_transformer, sd15_unet
 from tiny_pipelines import flux_pipeline, run, sd3_pipeline, sd15_pipeline
 from torch import nn
 

@@ -19,8 +19,8 @@ from toma_diffusion import ToMAConfig
 SETTINGS = {"ratio": 0.5, "num_regions": 4, "skip_blocks": ()}
 """Small regions for small grids, and no block left alone."""
 PLAIN = ToMAConfig()
-"""What a model gets if nothing is named. A pipeline would get `balanced`, which leaves small grids and half of the steps
-whole."""
+"""What a model gets if nothing is named. A pipeline would get `balanced`, which leaves small grids and half of the
+steps whole."""
 
 
 def seeded(build: Callable[[], nn.Module]) -> nn.Module:

@@ -129,7 +129,7 @@ def _warnings(output: Tensor, denoiser: Denoiser) -> Iterator[str]:
         yield "the output is not finite"
     root = find_root(denoiser.model)
     if root is not None and all(plan.is_identity for plan in root.state.current.values()):
-        yield "nothing was merged: the grids are smaller than min_tokens, or the regions too small to remove a token from"
+        yield "nothing was merged: grids are smaller than min_tokens, or regions too small to remove a token from"
 
 
 def _no_recompilation() -> AbstractContextManager[Any]:
