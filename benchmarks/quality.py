@@ -4,8 +4,8 @@
 
 Runs of `toma eval` in DIR: the presets at three ratios; some on prompts and a seed that no setting was chosen by; then
 on every second prompt one setting after another at ratio 0.5, some that were good together, and the paper's tables.
-Killed, it goes on where it was. Then one row for each, with all settings in columns of their own; with `--only` the rows
-of other runs stay as they are.
+Killed, it goes on where it was. Then one row for each, with all settings in columns of their own; with `--only` the
+rows of other runs stay as they are.
 """
 
 import argparse

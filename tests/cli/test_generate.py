@@ -35,7 +35,7 @@ def test_the_image_and_all_its_settings(tmp_path):
 
 def test_compared_with_the_unmerged_image(tmp_path):
     output = tmp_path / "both.png"
-    result = invoke("--compare", "--output", str(output))
+    result = invoke("--compare", "--preset", "fast:num_regions=4", "--output", str(output))
     assert result.exit_code == 0, result.output
     assert " s without merging" in result.output
     assert "× as fast, PSNR " in result.output
@@ -44,6 +44,15 @@ def test_compared_with_the_unmerged_image(tmp_path):
     assert np.array_equal(sheet[8:72, 8:72], whole)
     assert not np.array_equal(sheet[8:72, 80:144], whole)
     assert float(read_settings(output)["psnr"]) > 0
+
+
+def test_the_default_says_what_it_left_whole(tmp_path):
+    result = invoke("--output", str(tmp_path / "image.png"))
+    assert result.exit_code == 0, result.output
+    assert "64 → 64 tokens (left whole: fewer than 512 tokens)" in result.output
+    assert "merged from 50% to 100% of the steps" in result.output
+    assert "note: nothing was merged" in result.output
+    assert read_settings(tmp_path / "image.png")["method"] == "balanced"
 
 
 def test_other_methods_and_their_own_ratio(tmp_path):

@@ -28,6 +28,7 @@ from toma_diffusion.bench.timing import (
 )
 from toma_diffusion.bench.turns import Turns
 from toma_diffusion.hooks.handle import find_root
+from toma_diffusion.hooks.summary import NOTHING_MERGED, merges_nothing
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,8 @@ def _warnings(output: Tensor, denoiser: Denoiser) -> Iterator[str]:
     if not bool(torch.isfinite(output).all()):
         yield "the output is not finite"
     root = find_root(denoiser.model)
-    if root is not None and all(plan.is_identity for plan in root.state.current.values()):
-        yield "nothing was merged: grids are smaller than min_tokens, or regions too small to remove a token from"
+    if root is not None and merges_nothing(root.state):
+        yield NOTHING_MERGED
 
 
 def _no_recompilation() -> AbstractContextManager[Any]:

@@ -159,6 +159,9 @@ def _in_short(summary: Summary) -> list[str]:
         f"in {kind.blocks} blocks"
         for kind in summary.kinds
     ]
+    start, end = summary.config.window
+    if (start, end) != (0, 1):
+        lines.append(f"merged from {start:.0%} to {end:.0%} of the steps")
     if summary.left_alone:
         lines.append(f"{len(summary.left_alone)} blocks left alone: {summary.left_alone[0][1]}")
     return lines + [f"note: {note}" for note in summary.notes]

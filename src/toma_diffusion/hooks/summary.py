@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+NOTHING_MERGED = "nothing was merged: grids are smaller than min_tokens, or regions too small to remove a token from"
+
+
 @dataclass(frozen=True)
 class BlockRecord:
     """One transformer block, as it was installed."""
@@ -120,16 +123,23 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
     costs = [_multiplications(record, state.plan_of(record.kind)) for record in records]
     known = [cost for cost in costs if cost is not None]
     overhead = sum(_plan_multiplications(slot.plan, _width(records, slot.kind)) for slot in state.slots)
+    notes = state.notes | ({NOTHING_MERGED} if state.config.ratio and merges_nothing(state) else set())
     return Summary(
         config=state.config,
         enabled=state.enabled,
         kinds=tuple(kinds),
         left_alone=tuple((record.name, record.left_alone) for record in records if record.left_alone is not None),
-        notes=tuple(sorted(state.notes)),
+        notes=tuple(sorted(notes)),
         backend=next((plan.backend for plan in state.current.values()), None),
         multiplications=sum(whole for whole, _ in known) if known else None,
         merged_multiplications=sum(less for _, less in known) + overhead if known else None,
     )
+
+
+def merges_nothing(state: MergeState) -> bool:
+    """Whether all tokens stay, in every plan of the last call."""
+    plans = state.current.values()
+    return bool(plans) and all(plan.is_identity for plan in plans)
 
 
 def _regions(plan: Plan | None) -> str:
