@@ -132,7 +132,7 @@ def main() -> None:
     for name in options.only or RUNS:
         asked = {
             "presets": ["--methods", ",".join(PRESETS), "--ratios", "0.25,0.5,0.75"],
-            "unseen": ["--methods", "balanced,fast,tomesd,tofu,todo", "--ratios", "0.5,0.75", "--seeds", "1"],
+            "unseen": ["--methods", "balanced,fast,tomesd,tofu", "--ratios", "0.5", "--seeds", "1"],
             "settings": ["--methods", methods_of(CHANGES), "--ratios", "0.5"],
             "together": ["--methods", methods_of(TOGETHER), "--ratios", "0.5"],
         }.get(name, ["--paper", name])
