@@ -24,10 +24,9 @@ def read(name: str) -> list[Row]:
 
 def denoiser_table() -> str:
     """Every method beside its baseline and bounds, a group of rows that were measured in one run after another."""
-    lines = [
-        "| model | method | scope | removed | ms a step | baseline | speed-up | over bound | over floor | memory |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = _head(
+        "model | method | scope | removed | ms a step | baseline | speed-up | over bound | over floor | memory"
+    )
     rows = [row for row in read("denoiser_h200.csv") if row["method"] not in ("baseline", "lower-bound", "floor")]
     for group, members in groupby([row for row in rows if not row["cache"] and not row["pipeline_s"]], key=_group):
         for row in members:
@@ -42,10 +41,7 @@ def denoiser_table() -> str:
 
 def pipeline_table() -> str:
     """Rows of few steps, and the time of an image with text encoders and decoder."""
-    lines = [
-        "| model | steps | method | removed | ms a step | speed-up | s an image | of the baseline's | speed-up |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = _head("model | steps | method | removed | ms a step | speed-up | s an image | of the baseline's | speed-up")
     for row in read("denoiser_h200.csv"):
         if row["pipeline_s"] and row["ratio"]:
             image, baseline = float(row["pipeline_s"]), float(row["baseline_pipeline_s"])
@@ -61,10 +57,9 @@ def cache_table() -> str:
     rows = [row for row in read("denoiser_h200.csv") if row["cache"]]
     alone = {row["cache"]: float(row["step_ms"]) for row in rows if not row["ratio"]}
     whole = alone[min(alone, key=float)]  # so low a threshold that nothing is skipped
-    lines = [
-        "| threshold | steps skipped | method | removed | ms a step, cache alone | with merging | by merging | both |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = _head(
+        "threshold | steps skipped | method | removed | ms a step, cache alone | with merging | by merging | both"
+    )
     for row in rows:
         if row["ratio"]:
             own = float(row["step_ms"])
@@ -77,10 +72,7 @@ def cache_table() -> str:
 
 def merging_table() -> str:
     """Merging and unmerging alone, µs, laid out as the paper's Tables 4 and 5."""
-    lines = [
-        "| tokens | operator | ToMA | ToMeSD, our code | ToMeSD, its package | ToMA against the faster one |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = _head("tokens | operator | ToMA | ToMeSD, our code | ToMeSD, its package | ToMA against the faster one")
     rows = read("merge_h200.csv")
     for grid, ratio in dict.fromkeys((row["shape"].partition(",")[0], row["ratio"]) for row in rows):
         here = {row["op"]: row for row in rows if (row["shape"].partition(",")[0], row["ratio"]) == (grid, ratio)}
@@ -96,7 +88,7 @@ def merging_table() -> str:
 
 def methods_table() -> str:
     """Methods by ratios, milliseconds a step and speed-up, laid out as the paper's Tables 1 and 9."""
-    lines = ["| | method | " + " | ".join(RATIOS) + " |", "|---|---|" + "---|" * len(RATIOS)]
+    lines = _head(" | ".join(["", "method", *RATIOS]))
     rows = read("methods_h200.csv")
     for group in dict.fromkeys(map(_group, rows)):
         members = [row for row in rows if _group(row) == group]
@@ -116,10 +108,7 @@ def methods_table() -> str:
 
 def operator_table() -> str:
     """Every operator at the shapes of SDXL and Flux, beside plain torch and a copy."""
-    lines = [
-        "| operator | shape | µs | plain torch | | of a copy's bandwidth |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = _head("operator | shape | µs | plain torch | | of a copy's bandwidth")
     for row in read("ops_h200.csv"):
         if row["shape"].startswith("1x") and "x640" in row["shape"]:
             continue  # those are for the growth
@@ -139,8 +128,7 @@ def quality_table(*runs: str) -> str:
         row for row in read("quality_bundled.csv") if row["run"] in runs and (row["ratio"] or row["run"] == runs[0])
     ]
     figures = {name: figure for name, figure in figures.items() if any(row[name] for row in rows)}
-    lines = ["| | ratio | " + " | ".join(title for title, _ in figures.values()) + " |"]
-    lines.append("|---" * (2 + len(figures)) + "|")
+    lines = _head(" | ".join(["", "ratio", *(title for title, _ in figures.values())]))
     for row in rows:
         cells = [_figure(row[name], digits) for name, (_, digits) in figures.items()]
         lines.append("| " + " | ".join([_changes(row), row["ratio"], *cells]) + " |")
@@ -175,6 +163,11 @@ def rewritten(page: str) -> str:
         page,
         flags=re.DOTALL,
     )
+
+
+def _head(columns: str) -> list[str]:
+    """The first two lines of a table."""
+    return [f"| {columns} |".replace("|  |", "| |"), "|" + "---|" * (columns.count("|") + 1)]
 
 
 def _group(row: Row) -> str:

@@ -28,7 +28,7 @@ from toma_diffusion.bench.timing import (
 )
 from toma_diffusion.bench.turns import Turns
 from toma_diffusion.hooks.handle import find_root
-from toma_diffusion.hooks.summary import NOTHING_MERGED, merges_nothing
+from toma_diffusion.hooks.summary import NOTHING_MERGED
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _warnings(output: Tensor, denoiser: Denoiser) -> Iterator[str]:
     if not bool(torch.isfinite(output).all()):
         yield "the output is not finite"
     root = find_root(denoiser.model)
-    if root is not None and merges_nothing(root.state):
+    if root is not None and (root.state.merges_nothing or not root.state.current):
         yield NOTHING_MERGED
 
 

@@ -205,7 +205,9 @@ class MergePlan(Plan):
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def describe(self) -> str:
-        """The regions in which destinations are chosen."""
+        """The regions in which destinations are chosen, or why none are."""
+        if self.grid.num_tokens < self.config.min_tokens:
+            return f"left whole: fewer than {self.config.min_tokens} tokens"
         return self.regions.describe()
 
     def wants(self, action: Action) -> bool:

@@ -94,6 +94,12 @@ class MergeState:
         """The plans of the call under way, or of the last one, by the names of their slots."""
         return {slot.name: slot.plan for slot in self.slots if slot.plan is not None}
 
+    @property
+    def merges_nothing(self) -> bool:
+        """Whether all tokens stay, in every plan of the call under way, or of the last one."""
+        plans = self.current.values()
+        return bool(plans) and all(plan.is_identity for plan in plans)
+
     def plan_of(self, kind: str) -> Plan | None:
         """A plan of the call under way, or of the last one, for that kind of block."""
         return next((slot.plan for slot in self.slots if slot.kind == kind), None)

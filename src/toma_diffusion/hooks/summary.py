@@ -117,13 +117,13 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
                 grid=f"{plan.grid.height}×{plan.grid.width}" if plan else "–",
                 tokens_before=plan.grid.num_tokens if plan else None,
                 tokens_after=plan.num_destinations if plan else None,
-                regions=_regions(plan),
+                regions=plan.describe() if plan else "–",
             )
         )
     costs = [_multiplications(record, state.plan_of(record.kind)) for record in records]
     known = [cost for cost in costs if cost is not None]
     overhead = sum(_plan_multiplications(slot.plan, _width(records, slot.kind)) for slot in state.slots)
-    notes = state.notes | ({NOTHING_MERGED} if state.config.ratio and merges_nothing(state) else set())
+    notes = state.notes | ({NOTHING_MERGED} if state.config.ratio and state.merges_nothing else set())
     return Summary(
         config=state.config,
         enabled=state.enabled,
@@ -134,20 +134,6 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
         multiplications=sum(whole for whole, _ in known) if known else None,
         merged_multiplications=sum(less for _, less in known) + overhead if known else None,
     )
-
-
-def merges_nothing(state: MergeState) -> bool:
-    """Whether all tokens stay, in every plan of the last call."""
-    plans = state.current.values()
-    return bool(plans) and all(plan.is_identity for plan in plans)
-
-
-def _regions(plan: Plan | None) -> str:
-    if plan is None:
-        return "–"
-    if isinstance(plan, MergePlan) and plan.grid.num_tokens < plan.config.min_tokens:
-        return f"left whole: fewer than {plan.config.min_tokens} tokens"
-    return plan.describe()
 
 
 def _multiplications(record: BlockRecord, plan: Plan | None) -> tuple[float, float] | None:
