@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	--editable ./demo-model --editable
 
 .PHONY: demo test test-compat check format test-gpu bench clean
 
-demo: $(VENV)/installed-metrics,report ## draw with the bundled model, without merging and with it, and compare
+demo: $(VENV)/installed-demo ## make images with the demo model, without merging and with it, and compare them
 	$(BIN)/toma demo --fresh --output demo
 
 test: $(VENV)/installed-dev ## the tests that need no GPU
@@ -37,7 +38,7 @@ bench: $(VENV)/installed-dev ## time the operators and denoisers on this machine
 clean:
 	rm -rf $(VENV) .venv-compat demo dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(VENV)/installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/installed-%: pyproject.toml demo-model/pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) ".[$*]"
 	@touch $@
 

@@ -14,7 +14,7 @@ from tomesd.merge import bipartite_soft_matching_random2d
 from torch import Tensor
 
 from toma_diffusion import Action, Grid, MergePlan, ToMeSDConfig
-from toma_diffusion.baselines.tomesd import Draws, MatchingPlan
+from toma_diffusion.methods.tomesd import CellSampler, MatchingPlan
 
 PAPER = [
     replace(shape, ratio=ratio)
@@ -30,7 +30,7 @@ def measure(shape: Shape) -> list[dict[str, object]]:
     plans = ready_plans(shape, tokens[0])
     merged = [torch.randn_like(plans[0].merge(each)) for each in tokens]
     whole, few = tokens[0].nbytes, merged[0].nbytes
-    matrix = sum(buffer.nbytes for buffer in plans[0].mapping.buffers()) // 2
+    matrix = sum(buffer.nbytes for buffer in plans[0].assignment.buffers()) // 2
 
     def times(call: Callable[[MergePlan, Tensor, Tensor], object]) -> tuple[float, float]:
         turn = len(tokens)
@@ -59,7 +59,7 @@ def measure_tomesd(shape: Shape, tokens: list[Tensor]) -> list[dict[str, object]
     """Without random draws, which a captured graph cannot make; they cost one small kernel."""
     shape = replace(shape, tile=2)  # the cells
     grid, config = Grid(shape.side, shape.side), ToMeSDConfig(ratio=shape.ratio, random=False)
-    plan = MatchingPlan(grid, config=config, draws=Draws(0), batch_size=shape.batch, device=device())
+    plan = MatchingPlan(grid, config=config, sampler=CellSampler(0), batch_size=shape.batch, device=device())
 
     def match(each: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         found: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] = bipartite_soft_matching_random2d(

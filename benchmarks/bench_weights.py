@@ -9,10 +9,10 @@ def measure(shape: Shape) -> list[dict[str, object]]:
     tokens = shape.tokens()
     plan, reference = ready_plans(shape, tokens[0])
     us, reference_us = (
-        microseconds(lambda index, each=each: each.mapping.update(tokens[index % len(tokens)], each.destinations))  # type: ignore[misc]
+        microseconds(lambda index, each=each: each.assignment.update(tokens[index % len(tokens)], each.destinations))  # type: ignore[misc]
         for each in (plan, reference)
     )
-    moved = tokens[0].nbytes + sum(buffer.nbytes for buffer in plan.mapping.buffers())
+    moved = tokens[0].nbytes + sum(buffer.nbytes for buffer in plan.assignment.buffers())
     return [row("weights", shape, us, reference_us, moved, tokens)]
 
 

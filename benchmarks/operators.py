@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor
 
 from toma_diffusion import Action, Grid, MergePlan, ToMAConfig
-from toma_diffusion.bench.records import gather_facts
+from toma_diffusion.experiments.facts import gather_facts
 
 CALLS = 20
 REPEATS = 20

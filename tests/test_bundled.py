@@ -10,8 +10,8 @@ from diffusers import StableDiffusionPipeline
 from safetensors import safe_open
 
 from toma_diffusion import apply_toma
-from toma_diffusion.checkpoints import bundled_model
-from toma_diffusion.generation import Drawing, draw
+from toma_diffusion.pipelines.checkpoints import bundled_model
+from toma_diffusion.pipelines.generation import Drawing, draw
 
 ROOT = Path(__file__).parents[1]
 LOGS = ("vae", "diffusion-1", "diffusion-2", "diffusion-3")

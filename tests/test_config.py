@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toma_diffusion import PRESETS, ToMAConfig
-from toma_diffusion.config import ASSIGNMENTS, REGIONS, SCOPES, SELECTIONS, SITES, UNMERGES
+from toma_diffusion import PRESETS, ToMAConfig, UsageError
+from toma_diffusion.config import SITES
+from toma_diffusion.config.toma import ASSIGNMENTS, REGIONS, SCOPES, SELECTIONS, UNMERGES
+from toma_diffusion.methods import named_config
 
 WRONG = [
     ("ratio", 1.0),
@@ -136,8 +138,14 @@ class TestRoundTrip:
 
 class TestPresets:
     def test_named_variants(self):
-        papers = {"toma", "toma-stripe", "toma-tile", "toma-once", "lower-bound"}
-        assert set(PRESETS) == papers | {"floor", "fast", "balanced"}
+        papers = {"toma", "toma-stripe", "toma-tile", "toma-once"}
+        assert set(PRESETS) == papers | {"fast", "balanced"}
+
+    @pytest.mark.parametrize("name", ["lower-bound", "floor"])
+    def test_bounds_are_presets_no_more(self, name):
+        for refused in (ToMAConfig.from_preset, lambda name: named_config(name, {})):
+            with pytest.raises(UsageError, match=f"'{name}' is not a preset any more.*toma bench --bounds {name}"):
+                refused(name)
 
     @pytest.mark.parametrize(
         ("name", "selection", "region", "num_regions", "assign", "scope"),
@@ -146,8 +154,6 @@ class TestPresets:
             ("toma-stripe", "facility-location", "stripe", 64, "local", "module"),
             ("toma-tile", "facility-location", "tile", 256, "local", "module"),
             ("toma-once", "facility-location", "tile", 64, "local", "block"),
-            ("lower-bound", "none", "tile", 64, "local", "module"),
-            ("floor", "slice", "tile", 64, "local", "module"),
             ("fast", "facility-location", "tile", 64, "local", "stage"),
         ],
     )

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-FORBIDDEN = ("triton", "diffusers", "transformers", "matplotlib", "numpy.random", "PIL", "skimage", "typer", "rich")
+FORBIDDEN = ("triton", "diffusers", "transformers", "matplotlib", "numpy.random", "PIL", "typer", "rich")
 
 # A finder at the front of the path notes every attempt, so that the test also fails where a package is not installed.
 PROBE = """

@@ -2,10 +2,11 @@
 
 from toma_diffusion.adapters import register_adapter
 from toma_diffusion.api import apply_toma, remove_toma, toma_enabled
-from toma_diffusion.baselines import METHODS, ToDoConfig, ToFuConfig, ToMeSDConfig
-from toma_diffusion.config import PRESETS, ToMAConfig
+from toma_diffusion.config import PRESETS, ToDoConfig, ToFuConfig, ToMAConfig, ToMeSDConfig
 from toma_diffusion.core import Action, Grid, MergePlan, Regions, Schedule
+from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.handle import ToMAHandle
+from toma_diffusion.methods import METHODS
 from toma_diffusion.ops import facility_location, merge, merge_weights, unmerge
 
 __version__ = "0.1.0.dev0"
@@ -23,6 +24,7 @@ __all__ = [
     "ToMAConfig",
     "ToMAHandle",
     "ToMeSDConfig",
+    "UsageError",
     "apply_toma",
     "facility_location",
     "merge",

@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from itertools import groupby
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
-from toma_diffusion.adapters import Adapter, Block, SiteSpec, _diffusers, find_adapter, supported
-from toma_diffusion.baselines import METHODS, BaselineConfig, named_config
-from toma_diffusion.config import SITES, Config, ToMAConfig
-from toma_diffusion.core import MergePlan
-from toma_diffusion.hooks.clock import StepClock
-from toma_diffusion.hooks.handle import Placement, RootHook, ToMAHandle, find_root, install
-from toma_diffusion.hooks.sites import EnterBlock, LeaveBlock, Run, Site
-from toma_diffusion.hooks.state import MergeState, Slot
-from toma_diffusion.hooks.summary import BlockRecord
+from toma_diffusion.adapters import Adapter, Block, _diffusers, find_adapter, supported
+from toma_diffusion.config import Config
+from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.handle import RootHook, ToMAHandle, find_root, install
+from toma_diffusion.hooks.state import MergeState
+from toma_diffusion.hooks.step import DENOISERS, StepCounter
+from toma_diffusion.methods import method_of, resolve_config
 
 DEFAULT_PRESET = "balanced"
-"""Of a pipeline, if nothing else is named."""
-DENOISERS = ("unet", "transformer")
-"""Where diffusers pipelines keep their denoiser."""
+"""Of a pipeline, if you pass no preset."""
+CONVOLUTIONAL_BLOCK = "ResnetBlock2D"
+"""Compiled with the transformer blocks in UNets, so that block by block little is left uncompiled."""
 
 
 def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | None = None, **overrides: Any) -> ToMAHandle:
     """Merge tokens in a diffusers pipeline, or in its denoiser alone: by ToMA, or by a method to compare it with.
 
     Args:
-        pipe_or_model: a pipeline with a supported `unet` or `transformer`, or that model itself. Give the pipeline
-            where you can: it tells where a generation begins and how many steps it has (`window` counts its steps).
-        config_or_preset: a `ToMAConfig`, taken as it stands; or the name of a preset; or nothing: `balanced` for a
-            pipeline, `ToMAConfig()` for a model, of which nobody knows how many steps it will make. With a preset or
-            nothing, what the model family wants otherwise is filled in (Flux: the paper's schedule, and its first 5
-            joint and 5 single blocks left alone). For another method its name, `tomesd`, `tofu` or `todo`, or its
-            configuration: `ToMeSDConfig`, `ToFuConfig`, `ToDoConfig`.
+        pipe_or_model: a pipeline with a supported `unet` or `transformer`, or that model itself. In a loop of your own
+            over a model, `handle.begin` and `handle.step` tell the steps; a pipeline needs neither.
+        config_or_preset: the name of a preset; or a `ToMAConfig`, used as it is. If you pass neither, a pipeline uses
+            the preset `balanced`, and a model `ToMAConfig()`. Unless you pass a configuration, defaults of the model
+            family fill the fields you did not set (Flux: a new choice in every step, its first 5 joint and 5 single
+            blocks left alone). For another method its name, `tomesd`, `tofu` or `todo`, or its configuration:
+            `ToMeSDConfig`, `ToFuConfig`, `ToDoConfig`.
         overrides: single fields of the configuration to replace.
 
     Returns:
@@ -70,11 +67,11 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | None = None,
         raise RuntimeError(f"tokens are merged in this {type(model).__name__} already: call remove_toma first.")
     adapter = find_adapter(model)
     if adapter is None:
-        raise ValueError(f"{type(model).__name__} is not supported. Supported are: {supported()}.")
+        raise UsageError(f"{type(model).__name__} is not supported. Supported are: {supported()}.")
     pipeline = pipe_or_model if not isinstance(pipe_or_model, nn.Module) else None
     if config_or_preset is None and pipeline is not None:
         config_or_preset = DEFAULT_PRESET
-    config = _resolve(config_or_preset, overrides, adapter.defaults(model))
+    config = resolve_config(config_or_preset, overrides, adapter.defaults(model))
     return _build(model, adapter, config, pipeline)
 
 
@@ -106,64 +103,44 @@ def find_denoiser(pipe_or_model: Any) -> nn.Module:
         model = getattr(pipe_or_model, name, None)
         if isinstance(model, nn.Module):
             return _diffusers.unwrap_compiled(model)
-    raise ValueError(
+    raise UsageError(
         f"{type(pipe_or_model).__name__} is neither a model nor a pipeline with a {' or a '.join(DENOISERS)}. "
         f"Supported are: {supported()}."
     )
 
 
-def _resolve(given: Config | str | None, overrides: dict[str, Any], defaults: dict[str, Any]) -> Config:
-    if isinstance(given, Config):
-        return type(given).from_dict(given.to_dict() | overrides)
-    if given is None:
-        return ToMAConfig.from_dict(defaults | overrides)
-    if isinstance(given, str):
-        known = METHODS.get(given, ToMAConfig)
-        return named_config(given, {name: value for name, value in defaults.items() if known.knows(name)} | overrides)
-    raise ValueError(
-        f"{given!r} is not a configuration: give a ToMAConfig, the name of a preset, or nothing; for another method "
-        f"its name, one of {', '.join(METHODS)}, or its configuration."
-    )
-
-
 def _build(model: nn.Module, adapter: Adapter, config: Config, pipeline: Any) -> ToMAHandle:
-    if config.window != (0.0, 1.0) and pipeline is None:
-        raise ValueError(
-            f"window={config.window} needs the number of steps, which only a pipeline knows: "
-            "apply to the pipeline, or use window=(0.0, 1.0)."
-        )
-    if config.scope != "module" and config.sites != SITES:
-        raise ValueError(
-            f"sites={config.sites} counts only in scope 'module'; scope={config.scope!r} merges whole blocks. "
-            "Add scope='module', or leave sites out."
+    devices = _diffusers.devices_of_map(model)
+    if len(devices) > 1:
+        raise UsageError(
+            f"the blocks of this {type(model).__name__} lie on several devices ({', '.join(devices)}), which cannot be "
+            "merged: load it without a device_map, or onto one device."
         )
     blocks = adapter.blocks(model)
-    reasons = _reasons_to_leave_alone(model, blocks, config)
-    state = MergeState(config, StepClock(pipeline))
-    if isinstance(config, BaselineConfig):
-        placements, records = config.place(blocks, reasons, state)
-    else:
-        put = _module_sites if config.scope == "module" else _block_sites
-        placements, records = put(blocks, reasons, state)
-        _note_missing_plans(state)
+    method = method_of(config)
+    state = MergeState(config, StepCounter(pipeline), description=tuple(method.describe(config)))
+    placements, records = method.place(config, blocks, _reasons_to_leave_alone(model, blocks, config), state)
     merged = [record for record in records if record.left_alone is None]
     if not merged:
-        told = "; ".join(sorted({record.left_alone for record in records if record.left_alone})) or "it has no blocks"
-        raise ValueError(
-            f"nothing would be merged in this {type(model).__name__} ({len(blocks)} transformer blocks: {told}). "
+        reasons = "; ".join(sorted({record.left_alone for record in records if record.left_alone}))
+        raise UsageError(
+            f"nothing would be merged in this {type(model).__name__} "
+            f"({len(blocks)} transformer blocks: {reasons or 'it has no blocks'}). "
             f"Change the settings, or use one of: {supported()}."
         )
     ends = {blocks[0].name, blocks[-1].name}
-    merges_an_end = config.scope != "module" and any(record.name in ends for record in merged)
-    check = _refuse_new_cache if merges_an_end else _accept
-    return install(model, RootHook(state, adapter.read_call, check, records, placements))
+    check = LateChanges(config.scope, config.scope != "module" and any(record.name in ends for record in merged))
+    return install(
+        model,
+        RootHook(state, adapter.read_call, check, compiled_blocks, graphs_obstacle, records, placements),
+    )
 
 
 def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: Config) -> dict[int, str]:
     """By the blocks' indices."""
     beyond = [index for index in config.skip_blocks if index >= len(blocks)]
     if beyond:
-        raise ValueError(
+        raise UsageError(
             f"skip_blocks={config.skip_blocks} names block {beyond[0]}, but this {type(model).__name__} has "
             f"{len(blocks)} transformer blocks, 0 to {len(blocks) - 1}."
         )
@@ -175,80 +152,39 @@ def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: Confi
     return reasons
 
 
-def _module_sites(
-    blocks: list[Block], reasons: dict[int, str], state: MergeState
-) -> tuple[list[Placement], list[BlockRecord]]:
-    placements: list[Placement] = []
-    records = []
-    merged: Counter[str] = Counter()
-    for index, block in enumerate(blocks):
-        specs = block.chosen_sites(state.config.sites) if index not in reasons else []
-        reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(state.config.sites)}")
-        for spec in specs:
-            site = _site(state, block, merged[block.kind], spec)
-            placements += [Placement(block.module, name, hook) for name, hook in spec.hooks(site)]
-        merged[block.kind] += bool(specs)
-        records.append(block.record(specs, reason))
-    return placements, records
+@dataclass(frozen=True)
+class LateChanges:
+    """Raises if a model was changed in a way that does not go with merging whole blocks, also after `apply_toma`."""
+
+    scope: str
+    merges_an_end: bool
+    """Whether the first or the last block is merged as a whole."""
+
+    def __call__(self, model: nn.Module) -> None:
+        """Look at the model as it is now."""
+        if self.merges_an_end and _diffusers.has_block_cache(model):
+            raise RuntimeError(
+                "a block cache was enabled after apply_toma, and in scopes 'block' and 'stage' it needs the first and "
+                "the last block whole: call remove_toma, then apply_toma again with the cache on."
+            )
+        if self.scope != "module" and torch.is_grad_enabled() and _diffusers.recomputes(model):
+            raise RuntimeError(
+                f"gradient checkpointing runs blocks a second time, which scope={self.scope!r} cannot follow: "
+                "use scope='module', call disable_gradient_checkpointing, or run under torch.no_grad()."
+            )
 
 
-def _block_sites(
-    blocks: list[Block], reasons: dict[int, str], state: MergeState
-) -> tuple[list[Placement], list[BlockRecord]]:
-    placements: list[Placement] = []
-    records: list[BlockRecord] = []
-    indexed = list(enumerate(blocks))
-    runs: Counter[str] = Counter()
-    # Consecutive blocks of one run that are all merged stay merged together; in `block` scope each is its own run.
-    for (left_alone, _), group in groupby(
-        indexed, key=lambda item: (item[0] in reasons, item[1].run if state.config.scope == "stage" else item[0])
-    ):
-        members = list(group)
-        if left_alone:
-            records += [block.record((), reasons[index]) for index, block in members]
-            continue
-        run = Run()
-        for index, block in members:
-            site = _site(state, block, runs[block.kind])
-            first, last = index == members[0][0], index == members[-1][0]
-            enter = EnterBlock(site, run, first, block.normalize, block.position_table)
-            leave = LeaveBlock(site, run, last, block.stream)
-            placements += [Placement(block.module, None, enter), Placement(block.module, None, leave)]
-            records.append(BlockRecord(block.name, block.kind, block.width, (block.name,), int(first), None))
-        runs.update({block.kind for _, block in members})
-    return placements, records
+def compiled_blocks(model: nn.Module) -> list[nn.Module]:
+    """What is compiled block by block."""
+    adapter = find_adapter(model)
+    blocks = [block.module for block in adapter.blocks(model)] if adapter else []
+    return blocks + [module for module in model.modules() if type(module).__name__ == CONVOLUTIONAL_BLOCK]
 
 
-def _site(state: MergeState, block: Block, number: int, spec: SiteSpec | None = None) -> Site:
-    """A site of ToMA. Blocks of one kind, of which this is in that `number`, share a plan or take several in turn."""
-    assert isinstance(state.config, ToMAConfig)
-    turn = number % state.config.num_plans
-    name = block.kind if turn == 0 else f"{block.kind}, plan {turn + 1}"
-    slot = next((slot for slot in state.slots if slot.name == name), None)
-    if slot is None:
-        first = next((slot for slot in state.slots if slot.kind == block.kind), None)
-        slot = Slot(name, block.kind, partial(MergePlan, config=state.config, turn=turn), beside=first)
-        state.slots.append(slot)
-    return Site(state, slot) if spec is None else Site(state, slot, spec.leave_alone)
-
-
-def _note_missing_plans(state: MergeState) -> None:
-    """Say where there are not enough blocks, or runs of blocks, to take `num_plans` in turn."""
-    assert isinstance(state.config, ToMAConfig)
-    wanted, takers = state.config.num_plans, "runs of blocks" if state.config.scope == "stage" else "merged blocks"
-    for kind in state.kinds:
-        found = sum(slot.kind == kind for slot in state.slots)
-        if found < wanted:
-            state.notes.add(f"{kind} takes {found} of the {wanted} plans: it has no more {takers}")
-
-
-def _refuse_new_cache(model: nn.Module) -> None:
+def graphs_obstacle(model: nn.Module) -> str | None:
+    """Why a model cannot be captured as CUDA graphs, if so."""
     if _diffusers.has_block_cache(model):
-        raise RuntimeError(
-            "a block cache was enabled after apply_toma, and in scopes 'block' and 'stage' it needs the first and the "
-            "last block whole: call remove_toma, then apply_toma again with the cache on."
-        )
-
-
-def _accept(model: nn.Module) -> None:
-    """Nothing to check."""
+        return "a block cache decides in every step what to run"
+    if _diffusers.is_offloaded(model):
+        return "weights are offloaded, and move while the model runs"
+    return None

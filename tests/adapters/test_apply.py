@@ -257,9 +257,11 @@ class TestErrors:
         with pytest.raises(ValueError, match="3 is not a configuration"):
             apply_toma(sd15_unet(), 3)
 
-    def test_window_without_a_pipeline(self):
-        with pytest.raises(ValueError, match=r"window=\(0\.2, 1\.0\) needs the number of steps"):
-            apply_toma(sd15_unet(), **SETTINGS, window=(0.2, 1.0))
+    def test_window_of_steps_that_nobody_tells(self):
+        model = sd15_unet()
+        apply_toma(model, **SETTINGS, window=(0.2, 1.0))
+        with pytest.raises(RuntimeError, match=r"window=\(0\.2, 1\.0\) needs the number of steps.*handle\.begin"):
+            model(torch.randn(1, 4, 16, 16), 10, torch.randn(1, 7, 32))
 
     def test_pieces_of_the_sequence(self):
         """Chunking switched on after applying: refused at the call, in words."""
@@ -333,7 +335,7 @@ class TestDefault:
         handle = apply_toma(model, **SETTINGS, min_tokens=100)
         model(torch.randn(1, 4, 16, 16), 10, torch.randn(1, 7, 32))
         regions = {kind.grid: kind.regions for kind in handle.summary().kinds}
-        assert regions == {"16×16": "4 tiles of 8×8", "8×8": "left whole: fewer than 100 tokens"}
+        assert regions == {"16×16": "4 tiles of 8×8", "8×8": "left whole: fewer than min_tokens=100"}
         assert "grids of fewer than 100 tokens left whole" in str(handle.summary())
 
 

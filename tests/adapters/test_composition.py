@@ -1038,10 +1038,10 @@ class TestKontext:
         ("ids", "told"),
         [
             (flux_ids(8, 8)[torch.randperm(64, generator=torch.Generator().manual_seed(0))], "64 image tokens"),
-            (torch.cat([flux_ids(7, 8), flux_ids(7, 8)[:8]]), r"7×8, 64 tokens"),
-            (torch.cat([flux_ids(4, 8), flux_ids(4, 8)]), r"4×8, 64 tokens"),
-            (flux_ids(8, 8)[:60], r"the 64 image tokens.*8×8, 60 tokens"),
-            (torch.cat([flux_ids(4, 8), flux_ids(2, 8, first=1), flux_ids(2, 8)]), r"4×8, 48 tokens"),
+            (torch.cat([flux_ids(7, 8), flux_ids(7, 8)[:8]]), r"7×8, with 64 tokens"),
+            (torch.cat([flux_ids(4, 8), flux_ids(4, 8)]), r"4×8, with 64 tokens"),
+            (flux_ids(8, 8)[:60], r"the 64 image tokens.*8×8, with 60 tokens"),
+            (torch.cat([flux_ids(4, 8), flux_ids(2, 8, first=1), flux_ids(2, 8)]), r"4×8, with 48 tokens"),
         ],
     )
     def test_no_grid(self, ids, told):

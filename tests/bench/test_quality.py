@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from toma_diffusion.bench.scenario import Method, split_list
 from toma_diffusion.evaluation.variants import PAPER
+from toma_diffusion.experiments.cells import MethodSpec
+from toma_diffusion.experiments.parsing import split_list
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -21,7 +22,7 @@ def quality(monkeypatch):
 @pytest.mark.parametrize("sweep", ["CHANGES", "TOGETHER"])
 def test_every_change_can_be_asked_for_once(quality, sweep):
     methods = split_list(quality.methods_of(getattr(quality, sweep)))
-    assert len({Method.parse(method) for method in methods}) == len(methods) == len(getattr(quality, sweep))
+    assert len({MethodSpec.parse(method) for method in methods}) == len(methods) == len(getattr(quality, sweep))
 
 
 def test_the_papers_tables_are_known(quality):

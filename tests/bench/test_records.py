@@ -10,7 +10,8 @@ from dataclasses import fields
 
 import pytest
 
-from toma_diffusion.bench.records import COLUMNS, Records, Row, head_of_package, read
+from toma_diffusion.bench.records import COLUMNS, Records, Row, read
+from toma_diffusion.experiments.facts import head_of_package
 
 FIRST_COLUMNS = (
     "model method settings scope assign ratio resolution batch mode compile steps step_ms step_ms_p20 step_ms_p80 "

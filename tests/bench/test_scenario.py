@@ -8,7 +8,9 @@ import torch
 
 from toma_diffusion import ToMAConfig
 from toma_diffusion.bench.models import build
-from toma_diffusion.bench.scenario import Cell, Method, Resolution, Scenario, compare, split_list
+from toma_diffusion.bench.scenario import Scenario, compare
+from toma_diffusion.experiments.cells import Cell, MethodSpec
+from toma_diffusion.experiments.parsing import Resolution, split_list
 
 CPU = torch.device("cpu")
 BOUNDS = ("lower-bound", "floor")
@@ -45,7 +47,7 @@ class TestMethods:
         ],
     )
     def test_parsing(self, text, preset, overrides):
-        assert Method.parse(text) == Method(preset, tuple(overrides.items()))
+        assert MethodSpec.parse(text) == MethodSpec(preset, tuple(overrides.items()))
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -62,7 +64,7 @@ class TestMethods:
     )
     def test_errors_quote_the_value(self, text, message):
         with pytest.raises(ValueError, match=message):
-            Method.parse(text)
+            MethodSpec.parse(text)
 
     def test_commas_in_parentheses_do_not_separate(self):
         assert split_list("toma, fast:skip_blocks=(1,2);scale=2,,x") == ["toma", "fast:skip_blocks=(1,2);scale=2", "x"]
@@ -118,7 +120,7 @@ class TestCells:
     def test_bounds_follow_the_method_and_are_shared(self):
         model = build("sd15", small=True, device=CPU).model
         texts = ("toma", "toma:select_every=2", "toma:rotation=0.3", "toma-tile", "fast")
-        methods = [Method.parse(text) for text in texts]
+        methods = [MethodSpec.parse(text) for text in texts]
         toma, often, rotating, tile, fast = compare(model, methods, [0.5], [], bounds=BOUNDS)
         assert toma.lower_bound == often.lower_bound == rotating.lower_bound != tile.lower_bound
         assert toma.floor == often.floor == tile.floor != fast.floor
@@ -129,7 +131,7 @@ class TestCells:
 
     def test_family_defaults_are_those_of_apply_toma(self):
         model = build("flux", small=True, device=CPU).model
-        (comparison,) = compare(model, [Method.parse("toma")], [0.5], [], bounds=BOUNDS)
+        (comparison,) = compare(model, [MethodSpec.parse("toma")], [0.5], [], bounds=BOUNDS)
         skipped = (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)
         assert comparison.cell.config.select_every == 1
         for cell in (comparison.cell, *comparison.references):
@@ -138,18 +140,17 @@ class TestCells:
 
     def test_scopes_and_ratios_multiply(self):
         model = build("sd15", small=True, device=CPU).model
-        cells = [c.cell for c in compare(model, [Method("toma")], [0.25, 0.5], ["block", "stage"], bounds=())]
+        cells = [c.cell for c in compare(model, [MethodSpec("toma")], [0.25, 0.5], ["block", "stage"], bounds=())]
         assert [(cell.config.scope, cell.config.ratio) for cell in cells] == [
             ("block", 0.25),
             ("block", 0.5),
             ("stage", 0.25),
             ("stage", 0.5),
         ]
-        assert all(not c.references for c in compare(model, [Method("floor")], [0.5], [], bounds=BOUNDS))
 
     def test_other_methods_have_no_bounds_and_no_scopes(self):
         model = build("sd15", small=True, device=CPU).model
-        methods = [Method.parse(text) for text in ("tomesd", "tofu:seed=3", "todo", "tomesd:cell=(4,4)")]
+        methods = [MethodSpec.parse(text) for text in ("tomesd", "tofu:seed=3", "todo", "tomesd:cell=(4,4)")]
         comparisons = compare(model, methods, [0.5, 0.75, 0.9], ["block", "stage"], bounds=BOUNDS)
         assert [(c.cell.method, c.cell.config.ratio) for c in comparisons] == [
             ("tomesd", 0.5),
@@ -170,14 +171,14 @@ class TestCells:
     def test_a_method_that_can_have_none_of_the_ratios(self):
         model = build("sd15", small=True, device=CPU).model
         with pytest.raises(ValueError, match=r"ratio=0\.5 is not allowed: every n-th row"):
-            compare(model, [Method.parse("todo")], [0.5], [], bounds=BOUNDS)
+            compare(model, [MethodSpec.parse("todo")], [0.5], [], bounds=BOUNDS)
 
     def test_planning_leaves_the_model_alone(self):
         model = build("sd15", small=True, device=CPU).model
-        compare(model, [Method("toma")], [0.5], [], bounds=BOUNDS)
+        compare(model, [MethodSpec("toma")], [0.5], [], bounds=BOUNDS)
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
     def test_what_apply_toma_refuses_is_refused(self):
         model = build("sd15", small=True, device=CPU).model
         with pytest.raises(ValueError, match=r"skip_blocks=\(99,\) names block 99"):
-            compare(model, [Method.parse("toma:skip_blocks=(99,)")], [0.5], [], bounds=BOUNDS)
+            compare(model, [MethodSpec.parse("toma:skip_blocks=(99,)")], [0.5], [], bounds=BOUNDS)

@@ -1,18 +1,22 @@
 """Runs: a generation's schedule really happens in each, and nothing is left behind."""
 
 from collections import Counter
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from toma_diffusion import Action, MergePlan, apply_toma
+from toma_diffusion.api import compiled_blocks
 from toma_diffusion.bench import caching
 from toma_diffusion.bench.measure import measure
 from toma_diffusion.bench.models import SD3, SD35_LARGE, SMALL_SD35, build, build_empty
-from toma_diffusion.bench.scenario import Cell, Group, Resolution
-from toma_diffusion.bench.timing import Generation, Host, Timing, compile_model, compiled_blocks, forget_compiled
+from toma_diffusion.bench.scenario import Group
+from toma_diffusion.bench.timing import Generation, Timing, compile_model, forget_compiled
 from toma_diffusion.bench.turns import Turns
 from toma_diffusion.config import ToMAConfig
+from toma_diffusion.experiments.cells import Cell
+from toma_diffusion.experiments.parsing import Resolution
 
 CPU = torch.device("cpu")
 SIDE = 128
@@ -25,7 +29,14 @@ def ready(name: str):
 
 
 def generation_of(denoiser, steps: int) -> Generation:
-    return Generation(Host(denoiser.model, steps), [denoiser.inputs(1, SIDE, SIDE)] * steps)
+    return Generation(denoiser.model, [denoiser.inputs(1, SIDE, SIDE)] * steps)
+
+
+@contextmanager
+def merged(generation: Generation, *settings, **overrides):
+    with apply_toma(generation.model, *settings, **overrides) as generation.handle:
+        yield
+    generation.handle = None
 
 
 @pytest.fixture
@@ -46,7 +57,7 @@ class TestGeneration:
     @pytest.mark.parametrize("name", ["sd15", "flux", "sd35"])
     def test_every_run_follows_the_schedule_with_the_same_buffers(self, name, updates):
         generation = generation_of(ready(name), steps=7)
-        with apply_toma(generation.host, "fast", num_regions=4, select_every=4, reweigh_every=2):
+        with merged(generation, "fast", num_regions=4, select_every=4, reweigh_every=2):
             plans = []
             for _ in range(2):
                 updates.clear()
@@ -61,7 +72,7 @@ class TestGeneration:
 
     def test_a_window_counts_the_steps_of_the_run(self, updates):
         generation = generation_of(ready("sd35"), steps=4)
-        with apply_toma(generation.host, "fast", num_regions=4, window=(0.5, 1.0)):
+        with merged(generation, "fast", num_regions=4, window=(0.5, 1.0)):
             generation.run()
             assert [action for _, action in updates] == [Action.SELECT]
             assert generation.actions() == [None, None, Action.SELECT, Action.REUSE]
@@ -70,7 +81,7 @@ class TestGeneration:
     def test_last_action_is_what_the_call_did(self):
         generation = generation_of(ready("sd35"), steps=3)
         assert generation.actions() == [None] * 3
-        with apply_toma(generation.host, "fast", num_regions=4, select_every=2, reweigh_every=2), torch.no_grad():
+        with merged(generation, "fast", num_regions=4, select_every=2, reweigh_every=2), torch.no_grad():
             generation.begin()
             done = []
             for step in range(3):
@@ -90,7 +101,7 @@ class TestCompiled:
         denoiser = ready("sd35")
         generation = generation_of(denoiser, steps=2)
         eager = generation.run()
-        compile_model(denoiser.model, how, backend="aot_eager")
+        compile_model(generation_of(denoiser, 1), how, backend="aot_eager")
         generation.run()
         with torch.compiler.set_stance("fail_on_recompile"):
             torch.testing.assert_close(generation.run(), eager, atol=1e-5, rtol=1e-4)
@@ -150,10 +161,10 @@ class TestCache:
         denoiser = ready("flux")
         calls = caching.moving_calls(denoiser.inputs(1, SIDE, SIDE), denoiser.family.sample, 4)
         assert not torch.equal(calls[0]["hidden_states"], calls[1]["hidden_states"])
-        generation = Generation(Host(denoiser.model, 4), calls)
+        generation = Generation(denoiser.model, calls)
         for threshold, hits in ((0.0, 0.0), (1e9, 0.75)):
             caching.enable(denoiser.model, threshold)
-            with apply_toma(generation.host, "fast", num_regions=4, ratio=0.5):
+            with merged(generation, "fast", num_regions=4, ratio=0.5):
                 assert [caching.share_of_hits(generation) for _ in range(2)] == [hits, hits]
             assert caching.share_of_hits(generation) == hits
             denoiser.model.disable_cache()

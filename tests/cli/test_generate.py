@@ -9,9 +9,9 @@ from tiny_text import pipeline_folder
 from typer.testing import CliRunner
 
 from toma_diffusion import ToMAConfig
-from toma_diffusion.checkpoints import load_pipeline
 from toma_diffusion.cli import app
-from toma_diffusion.generation import Drawing, draw, read_settings
+from toma_diffusion.pipelines.checkpoints import load_pipeline
+from toma_diffusion.pipelines.generation import Drawing, draw, read_settings
 
 
 def invoke(*arguments: str):

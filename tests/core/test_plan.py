@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from observe import CountOperators
 
 from toma_diffusion import Action, Grid, MergePlan, Schedule, ToMAConfig, ops
-from toma_diffusion.config import ASSIGNMENTS, REGIONS, SELECTIONS, UNMERGES
+from toma_diffusion.config.toma import ASSIGNMENTS, REGIONS, SELECTIONS, UNMERGES
 from toma_diffusion.core import num_destinations
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -247,7 +247,7 @@ class TestBuffers:
     def test_plan_of_4096_tokens_stays_under_one_mebibyte_a_sample(self, dtype):
         plan = MergePlan(Grid(64, 64), ToMAConfig(ratio=0.5, num_regions=64), batch_size=4, dtype=dtype)
         assert plan.num_bytes / 4 < 2**20
-        buffers = [value for holder in (plan, plan.mapping) for value in vars(holder).values()]
+        buffers = [value for holder in (plan, plan.assignment) for value in vars(holder).values()]
         buffers = [value for value in buffers if isinstance(value, torch.Tensor)]
         assert sum(buffer.nbytes for buffer in buffers) == plan.num_bytes
 
@@ -302,7 +302,7 @@ class TestUpdate:
         }
 
     def test_fixed_projection_computes_nothing(self):
-        plan = MergePlan(Grid(8, 8), ToMAConfig.from_preset("lower-bound", num_regions=4), batch_size=2)
+        plan = MergePlan(Grid(8, 8), ToMAConfig(selection="none", num_regions=4), batch_size=2)
         weights = plan.weights.clone()
         with CountOperators() as count:
             plan.update(torch.randn(2, 64, 8), Action.SELECT)

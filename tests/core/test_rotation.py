@@ -1,4 +1,4 @@
-"""Destinations that rotate: tokens that were not chosen lately are favoured."""
+"""Destinations that rotate: tokens that were not chosen lately come first."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def tokens(seed: int = 0) -> torch.Tensor:
 def plans(joint: bool = False, **settings) -> tuple[MergePlan, MergePlan]:
     config = ToMAConfig(**ROTATING | settings)
     first = MergePlan(GRID, config, batch_size=2, joint=joint)
-    return first, MergePlan(GRID, config, batch_size=2, joint=joint, turn=1, beside=first)
+    return first, MergePlan(GRID, config, batch_size=2, joint=joint, turn=1, share_picks_with=first)
 
 
 def shared(first: MergePlan, second: MergePlan) -> int:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from toma_diffusion import ToDoConfig, ToMAConfig, ToMeSDConfig
-from toma_diffusion.bench.records import Facts
 from toma_diffusion.evaluation import BASELINE, NOISE_FLOOR, Item, Plan, RunFolder, Scores, Variant
+from toma_diffusion.experiments.facts import Facts
 
 FACTS = Facts("cpu", "2.13", "0.42", "", "0.1", "abcdef")
 FINE = Variant("toma", ToMAConfig(num_regions=256, scale=math.inf), ("num_regions", "scale"))

@@ -7,17 +7,17 @@ from PIL import Image
 from tiny_text import text_pipeline
 
 from toma_diffusion import Action, Grid, MergePlan, ToMAConfig, apply_toma
-from toma_diffusion.generation import Drawing, draw
 from toma_diffusion.inspection.clusters import ClusterRecorder, choose_evenly, draw_clusters, recolor, short_name
 from toma_diffusion.inspection.merge_map import MergeMapRecorder, draw_merge_maps, targets_of
 from toma_diffusion.inspection.overlap import OverlapRecorder
-from toma_diffusion.inspection.watch import Sight
+from toma_diffusion.inspection.watch import BlockInput
+from toma_diffusion.pipelines.generation import Drawing, draw
 
 GRID = Grid(8, 8)
 
 
-def sight(step: int, tokens: torch.Tensor, block: str = "a") -> Sight:
-    return Sight(step, block, "level 0", GRID, tokens)
+def sight(step: int, tokens: torch.Tensor, block: str = "a") -> BlockInput:
+    return BlockInput(step, block, "level 0", GRID, tokens)
 
 
 class TestOverlap:

@@ -7,9 +7,9 @@ from tiny_text import text_pipeline
 
 from toma_diffusion import apply_toma
 from toma_diffusion.adapters import find_adapter
-from toma_diffusion.generation import Drawing, draw
 from toma_diffusion.hooks.handle import find_root
 from toma_diffusion.inspection.watch import watch
+from toma_diffusion.pipelines.generation import Drawing, draw
 
 
 @pytest.mark.parametrize("family", PIPELINES)

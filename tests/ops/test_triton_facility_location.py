@@ -5,15 +5,16 @@ import torch
 from kernel_cases import DEVICE, every_case, every_dtype, tokens_and_regions
 
 from toma_diffusion.ops import cosine_similarity, facility_location, facility_location_value
+from toma_diffusion.ops.backend import LARGEST_SELECTED
 
 kernels = pytest.importorskip("toma_diffusion.ops.triton_facility_location")
 
 
-def assert_greedy(similarity, picks, favour=1.0):
+def assert_greedy(similarity, picks, gain_scale=1.0):
     """Every pick has the largest gain that was left to it, but for rounding."""
     coverage = torch.full_like(similarity[:, 0], -1.0)  # [G, m]
     for pick in picks.T:
-        gains = favour * (similarity - coverage[:, None]).clamp_min(0).sum(dim=-1)
+        gains = gain_scale * (similarity - coverage[:, None]).clamp_min(0).sum(dim=-1)
         rows = torch.arange(len(pick), device=pick.device)
         assert (gains[rows, pick] >= gains.amax(dim=-1) - 1e-4).all()
         coverage = torch.maximum(coverage, similarity[rows, pick])
@@ -23,7 +24,7 @@ def assert_greedy(similarity, picks, favour=1.0):
 @every_dtype
 def test_every_pick_is_greedy_and_none_is_picked_twice(case, dtype):
     tokens, regions = tokens_and_regions(case, dtype)
-    if regions.size > kernels.LARGEST_IN_REGISTERS:
+    if regions.size > LARGEST_SELECTED:
         pytest.skip("too large for registers")
     similarity = cosine_similarity(regions.split(tokens))
     count = max(1, regions.size // 2)
@@ -41,22 +42,22 @@ def test_every_pick_is_greedy_and_none_is_picked_twice(case, dtype):
 @every_case
 def test_gains_are_multiplied_by_what_is_favoured(case):
     tokens, regions = tokens_and_regions(case, torch.float32)
-    if regions.size > kernels.LARGEST_IN_REGISTERS:
+    if regions.size > LARGEST_SELECTED:
         pytest.skip("too large for registers")
     similarity = cosine_similarity(regions.split(tokens))
-    favour = torch.rand(similarity.shape[:2], device=DEVICE) + 0.1
-    picks = kernels.select(tokens, max(1, regions.size // 2), regions.tiling, favour)
+    gain_scale = torch.rand(similarity.shape[:2], device=DEVICE) + 0.1
+    picks = kernels.select(tokens, max(1, regions.size // 2), regions.tiling, gain_scale)
     assert all(len(set(row)) == picks.shape[1] for row in picks.tolist())
-    assert_greedy(similarity, picks, favour)
+    assert_greedy(similarity, picks, gain_scale)
 
 
 @pytest.mark.parametrize("is_favoured", [False, True])
 @pytest.mark.parametrize(("groups", "candidates", "tokens", "count"), [(3, 20, 20, 20), (1, 9, 40, 5), (2, 33, 7, 12)])
 def test_picks_equal_the_reference_where_nothing_ties(groups, candidates, tokens, count, is_favoured):
     similarity = torch.rand(groups, candidates, tokens, device=DEVICE) * 2 - 1
-    favour = torch.rand(groups, candidates, device=DEVICE) + 0.1 if is_favoured else None
-    expected = facility_location(similarity, count, favour)
-    assert torch.equal(kernels.select_from_similarity(similarity.clone(), count, favour), expected)
+    gain_scale = torch.rand(groups, candidates, device=DEVICE) + 0.1 if is_favoured else None
+    expected = facility_location(similarity, count, gain_scale)
+    assert torch.equal(kernels.select_from_similarity(similarity.clone(), count, gain_scale), expected)
 
 
 def test_clusters_are_found():

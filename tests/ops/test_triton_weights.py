@@ -5,6 +5,7 @@ import torch
 from kernel_cases import assert_as_exact_as_torch, chosen, every_case, every_dtype, tokens_and_regions
 
 from toma_diffusion.ops import mean_weights, merge_weights, nearest_destinations
+from toma_diffusion.ops.backend import LARGEST_WEIGHED
 
 kernels = pytest.importorskip("toma_diffusion.ops.triton_weights")
 
@@ -12,7 +13,7 @@ kernels = pytest.importorskip("toma_diffusion.ops.triton_weights")
 @pytest.fixture
 def problem(case, dtype):
     tokens, regions = tokens_and_regions(case, dtype)
-    if regions.size > kernels.LARGEST_REGION:
+    if regions.size > LARGEST_WEIGHED:
         pytest.skip("too large for one program")
     return tokens, regions, chosen(regions, len(tokens))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from PIL import Image
 
 from toma_diffusion import ToMAConfig, ToMeSDConfig
-from toma_diffusion.bench.records import Facts
 from toma_diffusion.evaluation import BASELINE, NOISE_FLOOR, Plan, RunFolder, Scores, Variant
 from toma_diffusion.evaluation.table import COLUMNS, rows_of
-from toma_diffusion.generation import write_png
+from toma_diffusion.experiments.facts import Facts
+from toma_diffusion.pipelines.generation import write_png
 
 FACTS = Facts("NVIDIA <GPU>", "2.13.0", "0.42.1", "3.9.0", "0.1.0", "abc1234")
 VARIANTS = (

@@ -1,16 +1,55 @@
-"""Model families. The first adapter that matches a model serves it; your own come before ours."""
+"""Model families. The first adapter that matches a model serves it; your own come before ours.
+
+All that an adapter needs is importable from here.
+"""
 
 from __future__ import annotations
 
 from torch import nn
 
-from toma_diffusion.adapters.base import Adapter, Block, SiteSpec
-from toma_diffusion.adapters.flux import FluxAdapter
+from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, argument, around
+from toma_diffusion.adapters.basic_block import describe_block
+from toma_diffusion.adapters.flux import FluxAdapter, grid_from_ids
 from toma_diffusion.adapters.pixart import PixArtAdapter
 from toma_diffusion.adapters.sd3 import SD3Adapter
 from toma_diffusion.adapters.unet import UNetAdapter
+from toma_diffusion.core import Grid
+from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.sites import (
+    Arguments,
+    GatherPositions,
+    Hook,
+    Keywords,
+    MergeInput,
+    MergeOutput,
+    Site,
+    UnmergeOutput,
+)
+from toma_diffusion.hooks.state import Call
 
-__all__ = ["Adapter", "Block", "SiteSpec", "find_adapter", "register_adapter", "supported"]
+__all__ = [
+    "Adapter",
+    "AfterModulatingNorm",
+    "Arguments",
+    "Block",
+    "Call",
+    "GatherPositions",
+    "Grid",
+    "Hook",
+    "Keywords",
+    "MergeInput",
+    "MergeOutput",
+    "Site",
+    "SiteSpec",
+    "UnmergeOutput",
+    "argument",
+    "around",
+    "describe_block",
+    "find_adapter",
+    "grid_from_ids",
+    "register_adapter",
+    "supported",
+]
 
 _ADAPTERS: list[type[Adapter]] = [UNetAdapter, FluxAdapter, SD3Adapter, PixArtAdapter]
 
@@ -18,7 +57,7 @@ _ADAPTERS: list[type[Adapter]] = [UNetAdapter, FluxAdapter, SD3Adapter, PixArtAd
 def register_adapter(adapter: type[Adapter]) -> type[Adapter]:
     """Add support for a model family; usable as a class decorator. See docs/support-a-new-model.md."""
     if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
-        raise ValueError(f"{adapter!r} is not a subclass of toma_diffusion.adapters.Adapter.")
+        raise UsageError(f"{adapter!r} is not a subclass of toma_diffusion.adapters.Adapter.")
     _ADAPTERS.insert(0, adapter)
     return adapter
 

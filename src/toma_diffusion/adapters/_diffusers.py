@@ -1,14 +1,12 @@
-"""The only file that touches private names of diffusers and of torch's module wrappers."""
+"""What adapters and `apply_toma` read of diffusers and accelerate beyond their public names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
-
-Compute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Tensor]
+from torch import nn
 
 
 def unwrap_compiled(model: nn.Module) -> nn.Module:
@@ -30,29 +28,45 @@ def feed_forward_chunk_dim(block: nn.Module) -> int | None:
     return getattr(block, "_chunk_dim", 0) if getattr(block, "_chunk_size", None) is not None else None
 
 
-def with_weights_at_hand(compute: Compute) -> Compute:
-    """Make a function of a block see the block's weights even if they are offloaded.
+@contextmanager
+def weights_loaded(module: nn.Module) -> Iterator[None]:
+    """Have a block's weights on its device for the time of a `with` block, even if they are offloaded.
 
-    Offloading brings weights back inside the block's `forward`; a function called before it would find them on another
+    Offloading brings weights back inside the block's `forward`; what is computed before it would find them on another
     device, on disk or empty.
     """
+    registry: Any = getattr(module, "_diffusers_hook", None)
+    group_offload = registry.get_hook("group_offloading") if registry is not None else None
+    hooks: list[Any] = [hook for hook in (group_offload, getattr(module, "_hf_hook", None)) if hook is not None]
+    for hook in hooks:
+        hook.pre_forward(module)
+    try:
+        yield
+    finally:
+        for hook in reversed(hooks):
+            hook.post_forward(module, None)
 
-    @wraps(compute)
-    def computed(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        registry = getattr(module, "_diffusers_hook", None)
-        group_offload = registry.get_hook("group_offloading") if registry is not None else None
-        hooks: list[Any] = [hook for hook in (group_offload, getattr(module, "_hf_hook", None)) if hook is not None]
-        if not hooks:
-            return compute(module, args, kwargs)
-        for hook in hooks:
-            hook.pre_forward(module)
-        try:
-            return compute(module, args, kwargs)
-        finally:
-            for hook in reversed(hooks):
-                hook.post_forward(module, None)
 
-    return computed
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether weights are brought to the device while the model runs."""
+    for module in model.modules():
+        registry: Any = getattr(module, "_diffusers_hook", None)
+        if registry is not None and registry.get_hook("group_offloading") is not None:
+            return True
+        if module is not model and getattr(module, "_hf_hook", None) is not None:
+            return True
+    return False
+
+
+def devices_of_map(model: nn.Module) -> list[str]:
+    """The devices that a `device_map` has spread the model over. Weights on `cpu` and `disk` are only stored there."""
+    placed: Any = getattr(model, "hf_device_map", None) or {}
+    return sorted({str(device) for device in placed.values()} - {"cpu", "disk"})
+
+
+def recomputes(model: nn.Module) -> bool:
+    """Whether gradient checkpointing runs blocks a second time in the backward pass."""
+    return bool(getattr(model, "is_gradient_checkpointing", False))
 
 
 def has_fused_projections(attention: nn.Module) -> bool:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from toma_diffusion.adapters import _diffusers
-from toma_diffusion.hooks.sites import Arguments, Hook, Keywords, MergeInput, Site, UnmergeOutput, get_hidden_states
+from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.sites import (
+    Arguments,
+    Hook,
+    Keywords,
+    MergeInput,
+    Site,
+    UnmergeOutput,
+    get_hidden_states,
+    never,
+)
 from toma_diffusion.hooks.state import Call
 from toma_diffusion.hooks.summary import BlockRecord
 
@@ -25,7 +35,7 @@ class SiteSpec:
     """Which of `attn`, `cross_attn` and `ff` it is; merged if any of them is among the configured sites."""
     hooks: Callable[[Site], list[tuple[str, Hook]]]
     """The hooks that merge before and unmerge after, each with the name of its module inside the block."""
-    leave_alone: Callable[[Keywords], bool] = field(default=lambda keywords: False)
+    leave_alone: Callable[[Keywords], bool] = never
     """Whether a call of the module with these keyword arguments must not be merged."""
 
 
@@ -57,7 +67,7 @@ class Block:
         """The places to merge that have one of these roles."""
         specs = [spec for spec in self.sites if spec.roles & set(roles)]
         if self.feed_forward_chunk_dim is not None and any("ff" in spec.roles for spec in specs):
-            raise ValueError(
+            raise UsageError(
                 f"{self.name} feeds its feed-forward layer in pieces (set_chunk_feed_forward, "
                 f"dim={self.feed_forward_chunk_dim}), which cannot be merged: switch that off, or leave 'ff' out of "
                 "the sites."
@@ -89,8 +99,8 @@ class Adapter(ABC):
         """The facts about one call of the denoiser. Must not wait for the device in the denoising loop."""
 
     def defaults(self, model: nn.Module) -> dict[str, Any]:
-        """Settings that this family wants other than the defaults, where the user says nothing. Those that a method
-        does not have are left out."""
+        """Settings of this family that fill the fields a user did not set. Those that a method does not have are
+        left out."""
         return {}
 
 
@@ -99,16 +109,18 @@ def around(name: str) -> Callable[[Site], list[tuple[str, Hook]]]:
     return lambda site: [(name, MergeInput(site)), (name, UnmergeOutput(site))]
 
 
-def after_modulating_norm(name: str) -> Callable[[nn.Module, Arguments, Keywords], Tensor]:
+@dataclass(frozen=True)
+class AfterModulatingNorm:
     """The tokens after a block's norm of that name, which modulates them by the time embedding `temb`."""
 
-    @_diffusers.with_weights_at_hand
-    def normalize(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
-        norm = getattr(module, name)
-        normalized: Tensor = norm(get_hidden_states(args, kwargs), emb=argument("temb", 2, args, kwargs))[0]
-        return normalized
+    name: str
 
-    return normalize
+    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> Tensor:
+        """Compute them before the block runs."""
+        norm = getattr(module, self.name)
+        with _diffusers.weights_loaded(module):
+            normalized: Tensor = norm(get_hidden_states(args, kwargs), emb=argument("temb", 2, args, kwargs))[0]
+        return normalized
 
 
 def argument(name: str, index: int, args: Arguments, kwargs: Keywords) -> Any:

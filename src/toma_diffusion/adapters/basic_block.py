@@ -8,6 +8,7 @@ from torch import Tensor
 
 from toma_diffusion.adapters import _diffusers
 from toma_diffusion.adapters.base import Block, SiteSpec, around
+from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.sites import Arguments, Keywords, get_hidden_states
 
 
@@ -35,10 +36,13 @@ def has_image_masks(kwargs: Keywords) -> bool:
     return kwargs.get("ip_adapter_masks") is not None
 
 
-@_diffusers.with_weights_at_hand
 def normalize(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
     """The block's tokens after its first norm."""
-    tokens = get_hidden_states(args, kwargs)
+    with _diffusers.weights_loaded(module):
+        return _normalize(module, get_hidden_states(args, kwargs), kwargs)
+
+
+def _normalize(module: Any, tokens: Tensor, kwargs: Keywords) -> Tensor:
     if module.norm_type == "ada_norm":
         normalized = module.norm1(tokens, kwargs["timestep"])
     elif module.norm_type == "ada_norm_zero":
@@ -57,7 +61,7 @@ def normalize(module: Any, args: Arguments, kwargs: Keywords) -> Tensor:
 
 def _refuse_mask(kwargs: Keywords) -> bool:
     if kwargs.get("attention_mask") is not None:
-        raise ValueError(
+        raise UsageError(
             "self-attention got an attention_mask over image tokens, which merging cannot follow: "
             "leave attention_mask out, or merge without 'attn' among the sites."
         )

@@ -1,4 +1,4 @@
-"""FluxTransformer2DModel: Flux.1 dev and schnell, Fill and Control; of Kontext the image that is being made."""
+"""FluxTransformer2DModel: Flux.1 dev, schnell, Fill, Control and Kontext (only the generated image is merged)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from toma_diffusion.adapters import _diffusers
-from toma_diffusion.adapters.base import Adapter, Block, SiteSpec, after_modulating_norm, argument, around
+from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, argument, around
 from toma_diffusion.core import Grid
+from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.sites import (
     Arguments,
     GatherPositions,
@@ -37,8 +38,8 @@ class FluxAdapter(Adapter):
         self._ids: weakref.ref[Tensor] | None = None
         self._grid: Grid | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> FluxAdapter:
-        return FluxAdapter()
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_ids": None, "_grid": None}  # a copied or pickled model gets other ids
 
     def matches(self, model: nn.Module) -> bool:
         """Whether `model` is a FluxTransformer2DModel."""
@@ -67,6 +68,7 @@ class FluxAdapter(Adapter):
         return Call(
             sample=sample,
             conditioning=argument("encoder_hidden_states", 1, args, kwargs),
+            timestep=argument("timestep", 3, args, kwargs),
             grids={"joint": grid, "single": grid},
             image_tokens=sample.shape[1],
             joint=True,
@@ -88,9 +90,9 @@ def grid_from_ids(ids: Tensor, num_tokens: int) -> Grid:
     expected = torch.cartesian_prod(torch.arange(height), torch.arange(width)).reshape(-1, 2) + image[0]
     comes_first = bool((ids[: len(image), 0] == ids[0, 0]).all())
     if len(ids) != num_tokens or not comes_first or not torch.equal(image, expected):
-        raise ValueError(
-            f"the {num_tokens} image tokens do not begin with one row-major grid (ids tell of {height}×{width}, "
-            f"{len(image)} tokens): this kind of input cannot be merged; use remove_toma for it."
+        raise UsageError(
+            f"the {num_tokens} image tokens do not begin with one row-major grid (their ids span {height}×{width}, "
+            f"with {len(image)} tokens): this kind of input cannot be merged; use remove_toma for it."
         )
     return Grid(height, width)
 
@@ -106,7 +108,7 @@ def _describe_joint(module: Any, index: int) -> Block:
             SiteSpec("attn", frozenset({"attn"}), _around_attention),
             SiteSpec("ff", frozenset({"ff"}), around("ff")),
         ),
-        normalize=after_modulating_norm("norm1"),
+        normalize=AfterModulatingNorm("norm1"),
         position_table=ROTARY,
         stream=1,
     )
@@ -120,7 +122,7 @@ def _describe_single(module: Any, index: int) -> Block:
         run="single_transformer_blocks",
         width=module.attn.query_dim,
         sites=(SiteSpec("norm…proj_out", frozenset({"attn", "ff"}), _between_norm_and_projection),),
-        normalize=after_modulating_norm("norm"),
+        normalize=AfterModulatingNorm("norm"),
         position_table=ROTARY,
         stream=1,
     )

@@ -37,5 +37,6 @@ class PixArtAdapter(Adapter):
         return Call(
             sample=sample,
             conditioning=argument("encoder_hidden_states", 1, args, kwargs),
+            timestep=argument("timestep", 2, args, kwargs),
             grids={"block": Grid(height, width)},
         )

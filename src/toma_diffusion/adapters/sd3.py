@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from toma_diffusion.adapters import _diffusers
-from toma_diffusion.adapters.base import Adapter, Block, SiteSpec, after_modulating_norm, argument, around
+from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, argument, around
 from toma_diffusion.core import Grid
 from toma_diffusion.hooks.sites import Arguments, Keywords
 from toma_diffusion.hooks.state import Call
@@ -30,12 +30,17 @@ class SD3Adapter(Adapter):
         """A token is a patch of the latent."""
         sample = argument("hidden_states", 0, args, kwargs)
         height, width = (side // model.config.patch_size for side in sample.shape[-2:])
-        controlled = argument("block_controlnet_hidden_states", 4, args, kwargs) is not None
+        block_by_block = None
+        if argument("block_controlnet_hidden_states", 4, args, kwargs) is not None:
+            block_by_block = "a ControlNet adds its residuals after every block"
+        elif kwargs.get("skip_layers"):
+            block_by_block = "skip-layer guidance leaves out blocks"
         return Call(
             sample=sample,
             conditioning=argument("encoder_hidden_states", 1, args, kwargs),
+            timestep=argument("timestep", 3, args, kwargs),
             grids={"joint": Grid(height, width)},
-            block_by_block="a ControlNet adds its residuals after every block" if controlled else None,
+            block_by_block=block_by_block,
         )
 
 
@@ -51,7 +56,7 @@ def _describe(module: Any, index: int) -> Block:
         run="transformer_blocks",
         width=module.attn.query_dim,
         sites=tuple(sites),
-        normalize=after_modulating_norm("norm1"),
+        normalize=AfterModulatingNorm("norm1"),
         stream=1,
         feed_forward_chunk_dim=_diffusers.feed_forward_chunk_dim(module),
     )

@@ -56,6 +56,7 @@ class UNetAdapter(Adapter):
         return Call(
             sample=sample,
             conditioning=argument("encoder_hidden_states", 2, args, kwargs),
+            timestep=argument("timestep", 1, args, kwargs),
             grids=grids,
             blocks_left_alone="IP-Adapter masks are laid over whole grids" if masked else None,
         )

@@ -1,4 +1,4 @@
-"""Timing beside diffusers' first-block cache, which skips all but the first block where that one changes little."""
+"""Timing with diffusers' first-block cache, which skips all but the first block where that one changes little."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ TIME_IDS = 6
 
 
 @dataclass(frozen=True)
-class Draw:
+class RandomTensors:
     """Random tensors for one denoiser. The same in every run: the numbers come from a generator of their own."""
 
     device: torch.device
@@ -43,7 +43,7 @@ class Request:
     text_tokens: int
 
 
-Build = Callable[[Mapping[str, Any], Request, Draw], dict[str, Any]]
+Build = Callable[[Mapping[str, Any], Request, RandomTensors], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -60,64 +60,64 @@ class Family:
     build: Build
 
 
-def _unet(config: Mapping[str, Any], request: Request, draw: Draw) -> dict[str, Any]:
+def _unet(config: Mapping[str, Any], request: Request, random: RandomTensors) -> dict[str, Any]:
     batch = request.batch
     size = (request.height // LATENT_FACTOR, request.width // LATENT_FACTOR)
     inputs: dict[str, Any] = {
-        "sample": draw(batch, config["in_channels"], *size),
-        "timestep": draw.constant(500, dtype=torch.int64),
-        "encoder_hidden_states": draw(batch, request.text_tokens, config["cross_attention_dim"]),
+        "sample": random(batch, config["in_channels"], *size),
+        "timestep": random.constant(500, dtype=torch.int64),
+        "encoder_hidden_states": random(batch, request.text_tokens, config["cross_attention_dim"]),
     }
     if config["addition_embed_type"] == "text_time":
         pooled = config["projection_class_embeddings_input_dim"] - TIME_IDS * config["addition_time_embed_dim"]
         sizes = (request.height, request.width, 0, 0, request.height, request.width)
-        time_ids = torch.tensor(sizes, device=draw.device, dtype=draw.dtype).expand(batch, -1)
-        inputs["added_cond_kwargs"] = {"text_embeds": draw(batch, pooled), "time_ids": time_ids.contiguous()}
+        time_ids = torch.tensor(sizes, device=random.device, dtype=random.dtype).expand(batch, -1)
+        inputs["added_cond_kwargs"] = {"text_embeds": random(batch, pooled), "time_ids": time_ids.contiguous()}
     return inputs
 
 
-def _flux(config: Mapping[str, Any], request: Request, draw: Draw) -> dict[str, Any]:
+def _flux(config: Mapping[str, Any], request: Request, random: RandomTensors) -> dict[str, Any]:
     batch = request.batch
     height, width = (side // (2 * LATENT_FACTOR) for side in (request.height, request.width))  # latents come 2×2 packed
     ids = torch.zeros(height, width, 3)
     ids[..., 1] = torch.arange(height)[:, None]
     ids[..., 2] = torch.arange(width)[None]
     inputs = {
-        "hidden_states": draw(batch, height * width, config["in_channels"]),
-        "encoder_hidden_states": draw(batch, request.text_tokens, config["joint_attention_dim"]),
-        "pooled_projections": draw(batch, config["pooled_projection_dim"]),
-        "timestep": draw.constant(0.5, batch),
-        "img_ids": ids.reshape(-1, 3).to(draw.device, draw.dtype),
-        "txt_ids": draw.constant(0, request.text_tokens, 3),
+        "hidden_states": random(batch, height * width, config["in_channels"]),
+        "encoder_hidden_states": random(batch, request.text_tokens, config["joint_attention_dim"]),
+        "pooled_projections": random(batch, config["pooled_projection_dim"]),
+        "timestep": random.constant(0.5, batch),
+        "img_ids": ids.reshape(-1, 3).to(random.device, random.dtype),
+        "txt_ids": random.constant(0, request.text_tokens, 3),
     }
     if config["guidance_embeds"]:
-        inputs["guidance"] = draw.constant(3.5, batch, dtype=torch.float32)
+        inputs["guidance"] = random.constant(3.5, batch, dtype=torch.float32)
     return inputs
 
 
-def _sd3(config: Mapping[str, Any], request: Request, draw: Draw) -> dict[str, Any]:
+def _sd3(config: Mapping[str, Any], request: Request, random: RandomTensors) -> dict[str, Any]:
     size = (request.height // LATENT_FACTOR, request.width // LATENT_FACTOR)
     return {
-        "hidden_states": draw(request.batch, config["in_channels"], *size),
-        "encoder_hidden_states": draw(request.batch, request.text_tokens, config["joint_attention_dim"]),
-        "pooled_projections": draw(request.batch, config["pooled_projection_dim"]),
-        "timestep": draw.constant(500, request.batch),
+        "hidden_states": random(request.batch, config["in_channels"], *size),
+        "encoder_hidden_states": random(request.batch, request.text_tokens, config["joint_attention_dim"]),
+        "pooled_projections": random(request.batch, config["pooled_projection_dim"]),
+        "timestep": random.constant(500, request.batch),
     }
 
 
-def _pixart(config: Mapping[str, Any], request: Request, draw: Draw) -> dict[str, Any]:
+def _pixart(config: Mapping[str, Any], request: Request, random: RandomTensors) -> dict[str, Any]:
     batch = request.batch
     size = (request.height // LATENT_FACTOR, request.width // LATENT_FACTOR)
     conditions: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
     if config["use_additional_conditions"] or (config["use_additional_conditions"] is None and size == (128, 128)):
         conditions = {
-            "resolution": draw(batch, 2),
-            "aspect_ratio": draw.constant(request.height / request.width, batch, 1),
+            "resolution": random(batch, 2),
+            "aspect_ratio": random.constant(request.height / request.width, batch, 1),
         }
     return {
-        "hidden_states": draw(batch, config["in_channels"], *size),
-        "encoder_hidden_states": draw(batch, request.text_tokens, config["caption_channels"]),
-        "timestep": draw.constant(500, batch, dtype=torch.int64),
+        "hidden_states": random(batch, config["in_channels"], *size),
+        "encoder_hidden_states": random(batch, request.text_tokens, config["caption_channels"]),
+        "timestep": random.constant(500, batch, dtype=torch.int64),
         "added_cond_kwargs": conditions,
     }
 

@@ -14,10 +14,9 @@ from toma_diffusion.api import apply_toma
 from toma_diffusion.bench import caching
 from toma_diffusion.bench.models import Denoiser
 from toma_diffusion.bench.pipelines import EndToEnd
-from toma_diffusion.bench.scenario import Cell, Group
+from toma_diffusion.bench.scenario import Group
 from toma_diffusion.bench.timing import (
     Generation,
-    Host,
     Timing,
     capture,
     compile_model,
@@ -27,7 +26,8 @@ from toma_diffusion.bench.timing import (
     time_runs,
 )
 from toma_diffusion.bench.turns import Turns
-from toma_diffusion.hooks.handle import find_root
+from toma_diffusion.experiments.cells import Cell
+from toma_diffusion.hooks.handle import ToMAHandle, find_root
 from toma_diffusion.hooks.summary import NOTHING_MERGED
 
 
@@ -56,16 +56,15 @@ def measure(
 ) -> Measured:
     """Time `repeats` runs of one cell, when it is its turn. `stage` is told what is being done."""
     turns.prepare()
-    host = Host(denoiser.model, group.steps)
-    generation = Generation(host, calls(denoiser, group))
+    generation = Generation(denoiser.model, calls(denoiser, group))
     is_compiled, is_cached = group.compile != "none", group.cache is not None
     with ExitStack() as undo:
         if cell.config is not None:
-            undo.enter_context(apply_toma(host, cell.config))
+            generation.handle = undo.enter_context(apply_toma(denoiser.model, cell.config))
         hits = caching.share_of_hits(generation) if is_cached else None
         if is_compiled:
             undo.callback(forget_compiled, denoiser.model, free=group.mode != "graph")
-            compile_model(denoiser.model, group.compile, fullgraph=not is_cached)
+            compile_model(generation, group.compile, fullgraph=not is_cached)
         stage("compiling" if is_compiled else "warming up")
         output = generation.run()
         stage("waiting to time")
@@ -78,7 +77,7 @@ def measure(
         seconds = None
         if end_to_end is not None:
             stage("timing the pipeline with")
-            seconds = _pipeline_seconds(end_to_end, group, host, run, repeats, denoiser.device)
+            seconds = _pipeline_seconds(end_to_end, group, generation, repeats, denoiser.device)
         return Measured(timing, peak, seconds, hits, _backend(cell, denoiser), tuple(_warnings(output, denoiser)))
 
 
@@ -106,23 +105,20 @@ def attention_of(model: Any) -> str:
 
 
 def _pipeline_seconds(
-    end_to_end: EndToEnd, group: Group, host: Host, run: Callable[[], object], repeats: int, device: torch.device
+    end_to_end: EndToEnd, group: Group, generation: Generation, repeats: int, device: torch.device
 ) -> float:
-    def image() -> None:
-        host.begin()
-        end_to_end.image(group, run)
-
-    image()
-    return median_seconds(image, repeats, device)
+    if generation.handle is not None:
+        generation.handle.reset()  # the pipeline tells the steps now
+    end_to_end.image(group)
+    return median_seconds(lambda: end_to_end.image(group), repeats, device)
 
 
 def _backend(cell: Cell, denoiser: Denoiser) -> str:
-    """What the plans say they ran, else what was asked for."""
+    """What ran the operators."""
     root = find_root(denoiser.model)
     if root is None or cell.config is None:
         return ""
-    told = {plan.backend for plan in root.state.current.values()}
-    return "+".join(sorted(told))
+    return ToMAHandle(denoiser.model).summary().backend or ""
 
 
 def _warnings(output: Tensor, denoiser: Denoiser) -> Iterator[str]:

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from toma_diffusion.api import find_denoiser
-from toma_diffusion.bench.inputs import FAMILIES, Draw, Family, Request
-from toma_diffusion.checkpoints import BUNDLED, can_be_opened, half_precision, open_pipeline
+from toma_diffusion.bench.inputs import FAMILIES, Family, RandomTensors, Request
+from toma_diffusion.errors import UsageError
+from toma_diffusion.pipelines.checkpoints import BUNDLED, can_be_opened, half_precision, open_pipeline
 
 SEED = 0
 WEIGHT_SCALE = 0.02
@@ -145,8 +146,8 @@ class Denoiser:
 
     def inputs(self, batch: int, width: int, height: int) -> dict[str, Any]:
         """Keyword arguments for one call."""
-        draw = Draw(self.device, self.dtype, torch.Generator().manual_seed(SEED))
-        return self.family.build(self.config, Request(batch, height, width, self.text_tokens), draw)
+        random = RandomTensors(self.device, self.dtype, torch.Generator().manual_seed(SEED))
+        return self.family.build(self.config, Request(batch, height, width, self.text_tokens), random)
 
 
 def build(name: str, *, small: bool, device: torch.device, dtype: torch.dtype | None = None) -> Denoiser:
@@ -168,14 +169,14 @@ def build(name: str, *, small: bool, device: torch.device, dtype: torch.dtype | 
 def load(source: str, *, device: torch.device, dtype: torch.dtype | None = None) -> Denoiser:
     """The denoiser of a checkpoint, from wherever `open_pipeline` finds it."""
     if not can_be_opened(source):
-        raise ValueError(
+        raise UsageError(
             f"model {source!r} is not known: use one of {', '.join(MODELS)}, {BUNDLED!r}, a folder with a diffusers "
             "pipeline, a .safetensors file, or an id of the hub such as owner/name."
         )
     pipeline: Any = open_pipeline(source, torch.float32 if dtype is None and device.type == "cpu" else dtype)
     model = find_denoiser(pipeline).eval().requires_grad_(False)
     if type(model).__name__ not in FAMILIES:
-        raise ValueError(
+        raise UsageError(
             f"model {source!r} has a denoiser of the class {type(model).__name__}, for which no inputs are known: "
             f"use one of {', '.join(FAMILIES)}."
         )

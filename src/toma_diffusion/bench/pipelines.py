@@ -1,16 +1,18 @@
-"""What stands around a denoiser: text encoders before it, the decoder after it. To time a whole image."""
+"""Whole pipelines around a denoiser: text encoders before it, the decoder after it. To time an image end to end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from toma_diffusion.bench.inputs import LATENT_FACTOR
 from toma_diffusion.bench.models import Denoiser, build_empty, fill
 from toma_diffusion.bench.scenario import Group
+from toma_diffusion.errors import UsageError
 
 CLIP_TOKENS = 77
 CLIP_L = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
@@ -36,14 +38,6 @@ def _t5(tokens: int) -> Encoder:
     return ("T5EncoderModel", "T5Config", T5_XXL, SMALL_T5, tokens)
 
 
-ENCODERS: Mapping[str, tuple[Encoder, ...]] = {
-    "sdxl": (CLIP_L_ENCODER, CLIP_BIG_G_ENCODER),
-    "sd15": (CLIP_L_ENCODER,),
-    "flux": (CLIP_L_ENCODER, _t5(512)),
-    "sd35": (CLIP_L_PROJECTED, CLIP_BIG_G_ENCODER, _t5(256)),
-}
-"""By the model's name: class, class of its configuration, the published one, a small one, tokens of a prompt."""
-
 VAE = {
     "block_out_channels": (128, 256, 512, 512),
     "down_block_types": ("DownEncoderBlock2D",) * 4,
@@ -51,51 +45,134 @@ VAE = {
     "layers_per_block": 2,
 }
 SMALL_VAE = {"block_out_channels": (32, 32, 32, 32), "layers_per_block": 1}
-LATENTS_OF_16_CHANNELS = {"latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False}
-VAES: Mapping[str, Mapping[str, Any]] = {
-    "sdxl": {"latent_channels": 4},
-    "sd15": {"latent_channels": 4},
-    "flux": LATENTS_OF_16_CHANNELS,
-    "sd35": LATENTS_OF_16_CHANNELS,
+LATENTS_OF_16_CHANNELS = {
+    "latent_channels": 16,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+    "scaling_factor": 0.3611,
+    "shift_factor": 0.1159,
 }
-UPCAST = ("sdxl",)
-"""Models whose decoder overflows in half precision; their pipeline runs it in single precision, so we do."""
+DIFFUSION_STEPS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What stands around the denoiser of a model known by name, as in its published pipeline."""
+
+    class_name: str
+    """Of the diffusers pipeline."""
+    denoiser: str
+    encoders: tuple[Encoder, ...]
+    vae: Mapping[str, Any]
+    scheduler: str
+    scheduler_config: Mapping[str, Any]
+    guidance: float
+
+
+SURROUNDINGS: Mapping[str, Surroundings] = {
+    "sdxl": Surroundings(
+        "StableDiffusionXLPipeline",
+        "unet",
+        (CLIP_L_ENCODER, CLIP_BIG_G_ENCODER),
+        {"latent_channels": 4, "force_upcast": True},  # its decoder overflows in half precision
+        "EulerDiscreteScheduler",
+        {**DIFFUSION_STEPS, "steps_offset": 1, "timestep_spacing": "leading"},
+        5.0,
+    ),
+    "sd15": Surroundings(
+        "StableDiffusionPipeline",
+        "unet",
+        (CLIP_L_ENCODER,),
+        {"latent_channels": 4},
+        "DDIMScheduler",
+        {**DIFFUSION_STEPS, "steps_offset": 1, "clip_sample": False},
+        7.5,
+    ),
+    "flux": Surroundings(
+        "FluxPipeline",
+        "transformer",
+        (CLIP_L_ENCODER, _t5(512)),
+        LATENTS_OF_16_CHANNELS,
+        "FlowMatchEulerDiscreteScheduler",
+        {"use_dynamic_shifting": True},
+        3.5,
+    ),
+    "sd35": Surroundings(
+        "StableDiffusion3Pipeline",
+        "transformer",
+        (CLIP_L_PROJECTED, CLIP_BIG_G_ENCODER, _t5(256)),
+        LATENTS_OF_16_CHANNELS,
+        "FlowMatchEulerDiscreteScheduler",
+        {"shift": 3.0},
+        4.5,
+    ),
+}
+"""By the model's name."""
 
 
 class EndToEnd(Protocol):
-    """Makes a whole image around the denoiser's steps."""
+    """Makes a whole image, from the prompt to the pixels."""
 
-    def image(self, group: Group, run: Callable[[], object]) -> None:
-        """From the prompt to the pixels; `run` makes the denoiser's steps."""
+    def image(self, group: Group) -> None:
+        """Make one."""
 
 
-class RandomParts:
-    """Text encoders and decoder of a model known by name, at its published size or smaller, with random weights."""
+class RandomPipeline:
+    """The diffusers pipeline of a model known by name, at its published size or smaller, with random weights.
+
+    Prompts are random token ids. They go through the text encoders, whose time counts; the pipeline itself gets random
+    embeddings, because random encoders make numbers that overflow.
+    """
 
     def __init__(self, name: str, denoiser: Denoiser, *, small: bool) -> None:
-        self.denoiser = denoiser
-        self.encoders = [(self._encoder(encoder, small), encoder[-1]) for encoder in ENCODERS[name]]
-        self.vae: Any = build_empty("AutoencoderKL", {**VAE, **VAES[name], **(SMALL_VAE if small else {})})
-        self.vae_dtype = torch.float32 if name in UPCAST else denoiser.dtype
-        fill(self.vae, denoiser.device, self.vae_dtype)
+        import diffusers
 
-    def image(self, group: Group, run: Callable[[], object]) -> None:
-        """Encode random prompts, make the steps, decode random latents."""
-        images = images_of(self.denoiser, group.batch)
-        device = self.denoiser.device
+        around = SURROUNDINGS[name]
+        self.denoiser = denoiser
+        self.guidance = around.guidance
+        self.encoders = [(self._encoder(encoder, small), encoder[-1]) for encoder in around.encoders]
+        vae = build_empty("AutoencoderKL", {**VAE, **around.vae, **(SMALL_VAE if small else {})})
+        fill(vae, denoiser.device, denoiser.dtype)
+        scheduler = getattr(diffusers, around.scheduler)(**around.scheduler_config)
+        pipeline_class: Any = getattr(diffusers, around.class_name)
+        parts: dict[str, Any] = {around.denoiser: denoiser.model, "vae": vae, "scheduler": scheduler}
+        expected = list(inspect.signature(pipeline_class.__init__).parameters.values())[1:]
+        parts |= {each.name: None for each in expected if each.default is each.empty and each.name not in parts}
+        if any(each.name == "requires_safety_checker" for each in expected):
+            parts["requires_safety_checker"] = False
+        self.pipeline = pipeline_class(**parts)
+        self.pipeline.set_progress_bar_config(disable=True)
+
+    def image(self, group: Group) -> None:
+        """Encode random prompts, and call the pipeline, which makes the steps and decodes."""
+        images, device = images_of(self.denoiser, group.batch), self.denoiser.device
         with torch.no_grad():
             for encoder, tokens in self.encoders:
                 encoder(torch.randint(1000, (group.batch, tokens), device=device))
-            run()
-            size = (group.resolution.height // LATENT_FACTOR, group.resolution.width // LATENT_FACTOR)
-            channels = self.vae.config.latent_channels
-            self.vae.decode(torch.randn(images, channels, *size, device=device, dtype=self.vae_dtype))
+        self.pipeline(
+            **self._embeddings(group, images),
+            guidance_scale=self.guidance,
+            num_inference_steps=group.steps,
+            height=group.resolution.height,
+            width=group.resolution.width,
+            output_type="pt",
+        )
+
+    def _embeddings(self, group: Group, images: int) -> dict[str, Tensor]:
+        inputs = self.denoiser.inputs(images, group.resolution.width, group.resolution.height)
+        found = {"prompt_embeds": inputs["encoder_hidden_states"]}
+        pooled = inputs.get("pooled_projections", inputs.get("added_cond_kwargs", {}).get("text_embeds"))
+        if pooled is not None:
+            found["pooled_prompt_embeds"] = pooled
+        if self.denoiser.family.is_guided:
+            found |= {f"negative_{name}": tensor.neg() for name, tensor in found.items()}
+        return found
 
     def _encoder(self, encoder: Encoder, small: bool) -> nn.Module:
         try:
             import transformers
         except ImportError as error:
-            raise ValueError("--pipeline needs the package transformers for the text encoders: install it.") from error
+            raise UsageError("--pipeline needs the package transformers for the text encoders: install it.") from error
 
         class_name, config_name, published, shrunk, _ = encoder
         config = getattr(transformers, config_name)(**(shrunk if small else published))
@@ -105,7 +182,7 @@ class RandomParts:
         return model
 
 
-class LoadedParts:
+class LoadedPipeline:
     """The pipeline that the denoiser was loaded with."""
 
     def __init__(self, denoiser: Denoiser) -> None:
@@ -113,8 +190,8 @@ class LoadedParts:
         self.pipeline = denoiser.pipeline.to(denoiser.device)
         self.pipeline.set_progress_bar_config(disable=True)
 
-    def image(self, group: Group, run: Callable[[], object]) -> None:
-        """Call the pipeline with a prompt. It makes the steps itself."""
+    def image(self, group: Group) -> None:
+        """Call the pipeline with a prompt."""
         self.pipeline(
             prompt="a photograph of an astronaut riding a horse",
             num_inference_steps=group.steps,

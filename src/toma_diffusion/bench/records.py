@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from importlib import metadata
 from pathlib import Path
 
-import torch
-
+from toma_diffusion.errors import UsageError
 from toma_diffusion.files import replacing
 
 
@@ -76,51 +71,6 @@ class Row:
 COLUMNS = tuple(field.name for field in fields(Row))
 
 
-@dataclass(frozen=True)
-class Facts:
-    """The machine and the code. Rows of other facts are never mixed with ours."""
-
-    gpu: str
-    torch: str
-    diffusers: str
-    triton: str
-    toma_diffusion: str
-    commit: str
-
-
-def gather_facts(device: torch.device, commit: str | None = None) -> Facts:
-    """Those of this machine; `commit` stands in for that of the package's checkout."""
-    from toma_diffusion import __version__
-
-    return Facts(
-        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        torch=torch.__version__,
-        diffusers=_version("diffusers"),
-        triton=_version("triton"),
-        toma_diffusion=__version__,
-        commit=commit or head_of_package(),
-    )
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def head_of_package() -> str:
-    """The commit of the checkout that the package runs from; `unknown` if it is installed elsewhere."""
-    package = Path(__file__).parents[1]
-    # An installed copy may lie inside another project's checkout, whose commit would say nothing.
-    for command in (["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "--short", "HEAD"]):
-        try:
-            told = subprocess.run(["git", *command], cwd=package, capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            return "unknown"
-    return told.stdout.strip()
-
-
 class Records:
     """A CSV file of rows. Every new row replaces the file as a whole, so that it is never seen half written."""
 
@@ -158,27 +108,20 @@ class Records:
 def claimed(path: Path) -> Iterator[None]:
     """Keep other benchmarks from a file of rows: each writes it as a whole, and the rows of all but one would be lost.
 
-    A process that dies gives it back. Windows has no such locks.
+    A process that dies gives it back.
     """
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
+    from filelock import FileLock, Timeout
 
-    lock = path.with_name(f".{path.name}.lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = os.path.samestat(os.fstat(file.fileno()), lock.stat())  # not one that was just taken away
-        except (BlockingIOError, FileNotFoundError):
-            is_ours = False
-        if not is_ours:
-            raise ValueError(f"another benchmark is writing {str(path)!r}: give each an --output of its own.")
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_name(f".{path.name}.lock"), blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UsageError(f"another benchmark is writing {str(path)!r}: give each an --output of its own.") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -186,7 +129,7 @@ def read(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ValueError(
+            raise UsageError(
                 f"{str(path)!r} has other columns than these rows: give another --output, or --fresh to overwrite it."
             )
         return list(reader)

@@ -15,9 +15,11 @@ from toma_diffusion.bench import caching
 from toma_diffusion.bench.measure import Measured, attention_of, measure
 from toma_diffusion.bench.models import Denoiser
 from toma_diffusion.bench.pipelines import EndToEnd
-from toma_diffusion.bench.records import Facts, Records, Row
-from toma_diffusion.bench.scenario import BASELINE, Cell, Comparison, Group, Scenario
+from toma_diffusion.bench.records import Records, Row
+from toma_diffusion.bench.scenario import BASELINE, Comparison, Group, Scenario
 from toma_diffusion.bench.turns import Turns
+from toma_diffusion.experiments.cells import Cell
+from toma_diffusion.experiments.facts import Facts
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -162,8 +164,8 @@ class Runner:
             model.disable_cache()
 
     def _times_pipeline(self, group: Group) -> bool:
-        """A loaded pipeline calls its denoiser itself, so that no graphs can stand in for it."""
-        return self.make_end_to_end is not None and (self.denoiser.pipeline is None or group.mode != "graph")
+        """A pipeline calls its denoiser itself, so that no replayed graphs can stand in for it."""
+        return self.make_end_to_end is not None and group.mode != "graph"
 
     def _parts(self) -> EndToEnd | None:
         if self._end_to_end is None and self.make_end_to_end is not None:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from toma_diffusion.bench.records import Facts, Records
-from toma_diffusion.bench.scenario import BASELINE, FLOOR, LOWER_BOUND, Group
+from toma_diffusion.bench.bounds import FLOOR, LOWER_BOUND
+from toma_diffusion.bench.records import Records
+from toma_diffusion.bench.scenario import BASELINE, Group
+from toma_diffusion.experiments.facts import Facts
 
 if TYPE_CHECKING:
     from rich.table import Table

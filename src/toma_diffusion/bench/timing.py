@@ -7,59 +7,42 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from toma_diffusion.adapters import find_adapter
+from toma_diffusion.api import compiled_blocks
 from toma_diffusion.core import Action
-from toma_diffusion.hooks.handle import GRAPHS_PER_BLOCK_CLASS, find_root
+from toma_diffusion.hooks.compiler import compile_denoiser, undo_compile
+from toma_diffusion.hooks.handle import ToMAHandle, find_root
 
 MIB = 2**20
-CONVOLUTIONAL_BLOCK = "ResnetBlock2D"
-"""Compiled beside the transformer blocks in UNets, so that block by block both sides have little left uncompiled."""
-
-
-class Host:
-    """Stands where the pipeline stands for token merging: it holds the model and tells where a generation begins.
-
-    `ToMAHandle.reset` would do that too, but it frees the plans' buffers, which a pipeline's next generation keeps.
-    """
-
-    def __init__(self, model: nn.Module, num_steps: int = 1) -> None:
-        self.transformer = model
-        self.num_steps = num_steps
-        self.scheduler = SimpleNamespace()
-        self.begin()
-
-    def begin(self) -> None:
-        """A new generation: the scheduler gets new timesteps."""
-        self.scheduler.timesteps = torch.arange(self.num_steps)
+COMPILE_MODES = {"block": "blocks", "whole": "whole", "graphs": "graphs"}
+"""What `ToMAHandle.compile` calls the ways of compiling that a row knows."""
 
 
 @dataclass(eq=False)
 class Generation:
     """The denoiser's calls of one image, from the first step to the last."""
 
-    host: Host
+    model: Any
     calls: list[dict[str, Any]]
     """The keyword arguments of every step."""
-
-    @property
-    def model(self) -> Any:
-        """The denoiser."""
-        return self.host.transformer
+    handle: ToMAHandle | None = None
+    """Of the tokens' merging, if they are merged."""
 
     def begin(self) -> None:
         """Start over: the next call is the first step, and a block cache is empty."""
-        self.host.begin()
+        if self.handle is not None:
+            self.handle.begin(len(self.calls))
         if getattr(self.model, "is_cache_enabled", False):
             self.model._reset_stateful_cache()
 
     def call(self, step: int) -> Tensor:
         """One step."""
+        if self.handle is not None:
+            self.handle.step(step)
         output: Tensor = self.model(**self.calls[step], return_dict=False)[0]
         return output
 
@@ -161,30 +144,22 @@ def peak_mib(run: Callable[[], object], device: torch.device) -> float | None:
     return torch.cuda.max_memory_allocated() / MIB
 
 
-def compile_model(model: Any, how: str, *, fullgraph: bool = True, backend: str = "inductor") -> None:
-    """Compile at the next call: `whole`, or `block` by block; `none` does nothing."""
+def compile_model(generation: Generation, how: str, *, fullgraph: bool = True, backend: str = "inductor") -> None:
+    """Compile at the next call: `block` by block, `whole`, or whole as CUDA `graphs`; `none` does nothing."""
     if how == "none":
         return
-    import torch._dynamo
-
-    limit = torch._dynamo.config.recompile_limit
-    torch._dynamo.config.recompile_limit = max(GRAPHS_PER_BLOCK_CLASS, limit)
-    for module in [model] if how == "whole" else compiled_blocks(model):
-        module.compile(fullgraph=fullgraph, dynamic=False, backend=backend)
-
-
-def compiled_blocks(model: nn.Module) -> list[nn.Module]:
-    """What is compiled block by block."""
-    adapter = find_adapter(model)
-    blocks = [block.module for block in adapter.blocks(model)] if adapter else []
-    return blocks + [module for module in model.modules() if type(module).__name__ == CONVOLUTIONAL_BLOCK]
+    mode = COMPILE_MODES[how]
+    options: dict[str, Any] = {"fullgraph": fullgraph, "backend": backend}
+    if generation.handle is not None:
+        generation.handle.compile(mode, **options)
+    else:
+        compile_denoiser(generation.model, mode, compiled_blocks(generation.model), **options)
 
 
 def forget_compiled(model: nn.Module, *, free: bool) -> None:
     """Undo `compile_model`. To `free` what was compiled costs the next cell its own, where both share blocks; to keep
     it costs every compiled call a look through more variants, which matters unless CUDA graphs are replayed."""
-    for module in model.modules():
-        module._compiled_call_impl = None
+    undo_compile(model)
     if free:
         torch.compiler.reset()
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from toma_diffusion.errors import UsageError
+
 
 class Turns:
     """Locks on two files that all of them are given. Most of a compiled cell's time goes into compiling, on the CPU.
@@ -20,7 +22,7 @@ class Turns:
 
     def __init__(self, path: Path | None = None) -> None:
         if path is not None and sys.platform == "win32":
-            raise ValueError(f"--take-turns {str(path)!r} needs file locks that Windows does not have: leave it out.")
+            raise UsageError(f"--take-turns {str(path)!r} needs file locks that Windows does not have: leave it out.")
         self.path = path
         self._quiet: IO[Any] | None = None
         self._gate: IO[Any] | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toma_diffusion.cli.options import find_device, mistakes_told
+from toma_diffusion.cli.options import find_device, report_user_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ METRICS = ("mse", "psnr", "ssim", "lpips")
 GRID = "grid.png"
 
 
-@mistakes_told("metrics,report")
+@report_user_errors("metrics,report")
 def demo(
     output: Annotated[Path, typer.Option(help="Folder to write to; what it holds of the same run is kept.")] = Path(
         "demo"
@@ -60,19 +60,19 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from toma_diffusion.api import find_denoiser
-    from toma_diffusion.bench.records import gather_facts
-    from toma_diffusion.bench.scenario import Method
-    from toma_diffusion.checkpoints import BUNDLED, fingerprint, load_pipeline
     from toma_diffusion.evaluation import BASELINE, Plan, RunFolder, Variant
     from toma_diffusion.evaluation.run import evaluate
     from toma_diffusion.evaluation.table import to_rich
     from toma_diffusion.evaluation.variants import merged_variants
+    from toma_diffusion.experiments.cells import MethodSpec
+    from toma_diffusion.experiments.facts import gather_facts
     from toma_diffusion.metrics import Weights, open_metrics
+    from toma_diffusion.pipelines.checkpoints import BUNDLED, fingerprint, load_pipeline
     from toma_diffusion.report.page import write_report
 
     pipe: Any = load_pipeline(BUNDLED, str(find_device(device)))
     denoiser = find_denoiser(pipe)
-    merged = [each for name, ratios in METHODS for each in merged_variants(denoiser, [Method(name)], ratios)]
+    merged = [each for name, ratios in METHODS for each in merged_variants(denoiser, [MethodSpec(name)], ratios)]
     plan = Plan(
         model=BUNDLED,
         prompts=PROMPTS,
@@ -116,8 +116,8 @@ def _clear(output: Path) -> None:
 def _write_merge_map(folder: RunFolder, pipe: Any, advance: Any) -> None:
     """Of the first image, drawn once more by ToMA."""
     from toma_diffusion.evaluation.run import merged_as
-    from toma_diffusion.generation import Drawing, draw
     from toma_diffusion.inspection.merge_map import MergeMapRecorder, draw_merge_maps
+    from toma_diffusion.pipelines.generation import Drawing, draw
     from toma_diffusion.report.page import MERGE_MAP
 
     plan, item = folder.plan, folder.plan.items[0]
@@ -137,7 +137,7 @@ def _write_grid(folder: RunFolder) -> Path:
     """All images on one sheet: a row for each prompt, a column for each method."""
     from PIL import Image
 
-    from toma_diffusion.generation import write_png
+    from toma_diffusion.pipelines.generation import write_png
     from toma_diffusion.report.sheet import make_sheet
 
     variants = folder.plan.variants

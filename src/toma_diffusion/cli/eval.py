@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toma_diffusion.cli.options import find_device, mistakes_told, numbers
+from toma_diffusion.cli.options import find_device, report_user_errors
+from toma_diffusion.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +21,7 @@ METHODS, RATIOS, STEPS = "toma,fast,tomesd", "0.25,0.5,0.75", 20
 PAPER_STEPS, PAPER_STEPS_OF_FLUX = 50, 35
 
 
-@mistakes_told("metrics")
+@report_user_errors("metrics")
 def evaluate_command(
     prompts: Annotated[
         str, typer.Option(help="A text file, one prompt a line; a CSV file with a column prompt; or imagenet.")
@@ -70,14 +71,14 @@ def evaluate_command(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from toma_diffusion.api import find_denoiser
-    from toma_diffusion.bench.records import gather_facts
-    from toma_diffusion.bench.scenario import Resolution, split_list
-    from toma_diffusion.checkpoints import fingerprint, load_pipeline, public_name
     from toma_diffusion.evaluation import Plan, RunFolder
     from toma_diffusion.evaluation.run import evaluate
     from toma_diffusion.evaluation.table import to_rich
+    from toma_diffusion.experiments.facts import gather_facts
+    from toma_diffusion.experiments.parsing import Resolution, split_list
     from toma_diffusion.metrics import METRICS, Weights, open_metrics
     from toma_diffusion.metrics.features import CLIP, DINO
+    from toma_diffusion.pipelines.checkpoints import fingerprint, load_pipeline, public_name
 
     where = find_device(device)
     # Processes wait for each other between phases only, and these may be long.
@@ -125,24 +126,26 @@ def _tell_left_out(console: Console, reasons: Iterable[str]) -> None:
 def _items(source: str, template: str, seeds: str, protocol: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Prompts and seeds."""
     from toma_diffusion.evaluation.prompts import load_prompts, paper_protocol
+    from toma_diffusion.experiments.parsing import numbers
 
     prompts = load_prompts(source, template)
     if not protocol:
         return prompts, tuple(numbers("seed", seeds, int)) or (0,)
     if protocol != "paper":
-        raise ValueError(f"protocol {protocol!r} is not known: use 'paper', or leave it out.")
+        raise UsageError(f"protocol {protocol!r} is not known: use 'paper', or leave it out.")
     if seeds:
-        raise ValueError(f"--protocol paper sets the seeds: leave --seeds {seeds} out.")
+        raise UsageError(f"--protocol paper sets the seeds: leave --seeds {seeds} out.")
     return paper_protocol(source, prompts)
 
 
 def _variants(denoiser: Any, methods: str, ratios: str, paper: str, console: Console) -> list[Variant]:
     """The baseline, the noise floor, and what was asked for."""
-    from toma_diffusion.bench.scenario import Method, split_list
     from toma_diffusion.evaluation.variants import UNMERGED, merged_variants, paper_variants
+    from toma_diffusion.experiments.cells import MethodSpec
+    from toma_diffusion.experiments.parsing import numbers, split_list
 
     if not paper:
-        parsed = [Method.parse(text) for text in split_list(methods or METHODS)]
+        parsed = [MethodSpec.parse(text) for text in split_list(methods or METHODS)]
         wanted = numbers("ratio", ratios or RATIOS, float)
         left_out = [
             f"{method.preset} cannot have ratio {ratio:g}."
@@ -151,7 +154,7 @@ def _variants(denoiser: Any, methods: str, ratios: str, paper: str, console: Con
         ]
         variants = merged_variants(denoiser, parsed, wanted)
     elif methods or ratios:
-        raise ValueError(f"--paper {paper} sets methods and ratios: leave --methods and --ratios out.")
+        raise UsageError(f"--paper {paper} sets methods and ratios: leave --methods and --ratios out.")
     else:
         variants, left_out = paper_variants(denoiser, paper)
     _tell_left_out(console, left_out)

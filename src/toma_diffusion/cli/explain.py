@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toma_diffusion.cli.options import find_device, mistakes_told
+from toma_diffusion.cli.options import find_device, report_user_errors
+from toma_diffusion.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +21,7 @@ ONLY_PHOTOGRAPH, ONLY_MODEL = ("assign", "scale", "size"), ("prompt", "seed", "s
 """Options that count for one of the two alone."""
 
 
-@mistakes_told("report")
+@report_user_errors("report")
 def explain(
     context: typer.Context,
     image: Annotated[Path | None, typer.Argument(help="A photograph; without one, a bundled portrait.")] = None,
@@ -51,13 +52,13 @@ def explain(
     console = Console(markup=False)
     config = ToMAConfig(region=region, num_regions=num_regions, assign=assign, scale=scale)
     if output.suffix not in (".png", ".pdf", ".svg"):
-        raise ValueError(f"output {str(output)!r} has no known format: end it in .png, .pdf or .svg.")
+        raise UsageError(f"output {str(output)!r} has no known format: end it in .png, .pdf or .svg.")
     if model and image is not None:
-        raise ValueError(f"give a photograph, {str(image)!r}, or --model {model}, not both.")
+        raise UsageError(f"give a photograph, {str(image)!r}, or --model {model}, not both.")
     for name in ONLY_PHOTOGRAPH if model else ONLY_MODEL:
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
-            raise ValueError(f"--{name} counts only {'without' if model else 'with'} --model: leave it out.")
+            raise UsageError(f"--{name} counts only {'without' if model else 'with'} --model: leave it out.")
     check_writable(output)
     if model:
         _explain_model(console, config, output, model, prompt, seed, steps, device)
@@ -71,8 +72,8 @@ def _explain_photograph(console: Console, config: ToMAConfig, output: Path, imag
     from rich.table import Table
 
     from toma_diffusion import __version__
-    from toma_diffusion import explain as method
     from toma_diffusion.core import Grid, Regions
+    from toma_diffusion.inspection import photograph as method
 
     photograph = method.load_photograph(image, size)
     total = len(method.SELECTIONS) * len(method.RATIOS)
@@ -113,8 +114,6 @@ def _explain_model(
     from rich.progress import Progress
 
     from toma_diffusion import __version__
-    from toma_diffusion.checkpoints import load_pipeline, public_name
-    from toma_diffusion.generation import Drawing, draw
     from toma_diffusion.inspection.clusters import (
         MOST_COLUMNS,
         MOST_ROWS,
@@ -123,14 +122,16 @@ def _explain_model(
         draw_clusters,
     )
     from toma_diffusion.inspection.overlap import OverlapRecorder, draw_overlap, write_rows
-    from toma_diffusion.inspection.watch import Sight, watch
+    from toma_diffusion.inspection.watch import BlockInput, watch
+    from toma_diffusion.pipelines.checkpoints import load_pipeline, public_name
+    from toma_diffusion.pipelines.generation import Drawing, draw
 
     drawing = Drawing(prompt, seed=seed, steps=steps)
     pipe = load_pipeline(model, str(find_device(device)))
     overlap = OverlapRecorder(config)
     clusters = ClusterRecorder(choose_evenly(range(steps), MOST_COLUMNS), [])
 
-    def see(sight: Sight) -> None:
+    def see(sight: BlockInput) -> None:
         overlap(sight)
         clusters(sight)
 

@@ -1,4 +1,4 @@
-"""`toma generate`: one image with merged tokens, beside the same without if wanted."""
+"""`toma generate`: one image with merged tokens, or a comparison with the image without merging."""
 
 from __future__ import annotations
 
@@ -7,69 +7,70 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toma_diffusion.cli.options import find_device, mistakes_told
+from toma_diffusion.cli.options import find_device, report_user_errors
+from toma_diffusion.errors import UsageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from rich.console import Console
 
-    from toma_diffusion.generation import Drawing
     from toma_diffusion.hooks.handle import ToMAHandle
     from toma_diffusion.hooks.summary import Summary
+    from toma_diffusion.pipelines.generation import ImageRequest
 
 
-@mistakes_told("metrics,report")
+@report_user_errors("metrics,report")
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to draw.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt.")],
     model: Annotated[
-        str, typer.Option(help="bundled, a folder with a diffusers pipeline, a .safetensors file, or a hub id.")
+        str, typer.Option(help="bundled, a folder with a diffusers pipeline, a .safetensors file or a hub id.")
     ] = "bundled",
     ratio: Annotated[
-        float | None, typer.Option(help="Share of the tokens to remove; if not given, the preset's own.")
+        float | None, typer.Option(help="Fraction of the tokens to remove. Default: that of the preset.")
     ] = None,
     preset: Annotated[
         str,
         typer.Option(
-            help="A preset of ToMA, with changes if wanted (fast:num_regions=256;scope=block), or tomesd, tofu, todo. "
-            "If not given, balanced."
+            help="A preset of ToMA, with optional settings (fast:num_regions=256;scope=block), or tomesd, tofu, todo. "
+            "Default: balanced."
         ),
     ] = "",
-    seed: Annotated[int, typer.Option(help="Of the noise that the image starts from.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the initial noise.")] = 0,
     steps: Annotated[int, typer.Option(help="Denoising steps.")] = 20,
     guidance: Annotated[
-        float | None, typer.Option(help="Higher follows the prompt more closely; if not given, the pipeline's own.")
+        float | None, typer.Option(help="Guidance scale. Default: that of the pipeline.")
     ] = None,
-    negative_prompt: Annotated[str | None, typer.Option(help="What not to draw.")] = None,
-    width: Annotated[int | None, typer.Option(help="In pixels, with --height; else the pipeline's own.")] = None,
-    height: Annotated[int | None, typer.Option(help="In pixels, with --width; else the pipeline's own.")] = None,
+    negative_prompt: Annotated[str | None, typer.Option(help="What the image should not show.")] = None,
+    width: Annotated[int | None, typer.Option(help="In pixels, with --height. Default: that of the pipeline.")] = None,
+    height: Annotated[int | None, typer.Option(help="In pixels, with --width. Default: that of the pipeline.")] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Write a side-by-side: without merging, with merging.")
+        bool, typer.Option("--compare", help="Write two images side by side: without and with merging.")
     ] = False,
-    output: Annotated[Path, typer.Option(help="The PNG file to write; its metadata holds all settings.")] = Path(
+    output: Annotated[Path, typer.Option(help="The PNG file to write. Its metadata holds all settings.")] = Path(
         "toma.png"
     ),
-    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32; if not given, the model's usual.")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1; if not given, a GPU if there is one.")] = "",
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
 ) -> None:
-    """Draw one image with merged tokens, say what was merged and how long it took, and write it with its settings."""
+    """Generate one image with merged tokens, print what was merged and how long it took, and save it as PNG."""
     from dataclasses import asdict
 
     from rich.console import Console
 
     from toma_diffusion import apply_toma
     from toma_diffusion.api import DEFAULT_PRESET
-    from toma_diffusion.bench.scenario import Method
-    from toma_diffusion.checkpoints import load_pipeline
+    from toma_diffusion.experiments.cells import MethodSpec
     from toma_diffusion.files import check_writable
-    from toma_diffusion.generation import Drawing, write_png
+    from toma_diffusion.pipelines.checkpoints import load_pipeline, public_name
+    from toma_diffusion.pipelines.generation import ImageRequest, write_png
 
     console = Console(markup=False)
     if output.suffix != ".png":
-        raise ValueError(f"output {str(output)!r} is not a PNG file: end it in .png, which can hold the settings.")
+        raise UsageError(f"output {str(output)!r} is not a PNG file: end it in .png, which can hold the settings.")
     if compare:
         _check_installed("matplotlib", "torchmetrics")
-    drawing = Drawing(prompt, seed, steps, guidance, width, height, negative_prompt)
-    method = Method.parse(preset) if preset else None
+    request = ImageRequest(prompt, seed, steps, guidance, width, height, negative_prompt)
+    method = MethodSpec.parse(preset) if preset else None
     changes: dict[str, Any] = {} if ratio is None else {"ratio": ratio}
     pipe: Any = load_pipeline(model, str(find_device(device)), dtype or None)
     handle = (
@@ -80,14 +81,14 @@ def generate(
     check_writable(output)
 
     if compare:
-        _warm_up(pipe, handle, drawing)
-    image, seconds = _draw(pipe, drawing, console, "drawing")
+        _warm_up(pipe, handle, request)
+    image, seconds = _generate(pipe, request, console, "generating")
     summary = handle.summary()
     for line in _in_short(summary):
         console.print(line, highlight=False)
     settings: dict[str, Any] = {
-        "model": model,
-        **asdict(drawing),
+        "model": public_name(model),
+        **asdict(request),
         "method": preset or DEFAULT_PRESET,
         "config": summary.config.to_dict(),
         "seconds": round(seconds, 3),
@@ -101,16 +102,16 @@ def generate(
         from toma_diffusion.report.sheet import make_sheet
 
         handle.enabled = False
-        whole, whole_seconds = _draw(pipe, drawing, console, "drawing without merging")
-        psnr = Psnr().score(Sample(image.convert("RGB"), prompt, whole.convert("RGB")))
-        console.print(f"{whole_seconds:.2f} s without merging", highlight=False)
-        told = f"{seconds:.2f} s, {whole_seconds / seconds:.2f}× as fast, PSNR {psnr:.1f} dB"
-        settings |= {"unmerged_seconds": round(whole_seconds, 3), "psnr": f"{psnr:.3f}"}
-        captions = [f"without merging: {whole_seconds:.2f} s", f"{_title(summary)}: {told}"]
-        image = make_sheet([whole, image], captions, columns=2)
+        unmerged, unmerged_seconds = _generate(pipe, request, console, "generating without merging")
+        psnr = Psnr().score(Sample(image.convert("RGB"), prompt, unmerged.convert("RGB")))
+        console.print(f"{unmerged_seconds:.2f} s without merging", highlight=False)
+        result = f"{seconds:.2f} s, {unmerged_seconds / seconds:.2f}× as fast, PSNR {psnr:.1f} dB"
+        settings |= {"unmerged_seconds": round(unmerged_seconds, 3), "psnr": f"{psnr:.3f}"}
+        captions = [f"without merging: {unmerged_seconds:.2f} s", f"{_title(summary)}: {result}"]
+        image = make_sheet([unmerged, image], captions, columns=2)
     else:
-        told = f"{seconds:.2f} s"
-    console.print(f"{told} with merging", highlight=False)
+        result = f"{seconds:.2f} s"
+    console.print(f"{result} with merging", highlight=False)
     write_png(image, output, settings)
     console.print(f"Wrote {output}", soft_wrap=True, highlight=False)
 
@@ -120,32 +121,33 @@ def _check_installed(*packages: str) -> None:
 
     for package in packages:
         if find_spec(package) is None:
-            raise ValueError(f"--compare needs {package}: pip install 'toma-diffusion[metrics,report]'.")
+            raise UsageError(f"--compare needs {package}: pip install 'toma-diffusion[metrics,report]'.")
 
 
-def _warm_up(pipe: Any, handle: ToMAHandle, drawing: Drawing) -> None:
-    """One step of each kind, so that neither is timed with what only ever happens once."""
+def _warm_up(pipe: Any, handle: ToMAHandle, request: ImageRequest) -> None:
+    """One step without and one with merging, so that neither time includes what happens only once."""
     from dataclasses import replace
 
-    from toma_diffusion.generation import draw
+    from toma_diffusion.pipelines.generation import generate_image
 
     for enabled in (False, True):
         handle.enabled = enabled
-        draw(pipe, replace(drawing, steps=1))
+        generate_image(pipe, replace(request, steps=1))
 
 
-def _draw(pipe: Any, drawing: Drawing, console: Console, what: str) -> tuple[Image, float]:
-    """The image, and the seconds of the pipeline's call."""
+def _generate(pipe: Any, request: ImageRequest, console: Console, what: str) -> tuple[Image, float]:
+    """The image, and how many seconds the pipeline took."""
     from time import perf_counter
 
     from rich.progress import Progress
 
-    from toma_diffusion.generation import draw
+    from toma_diffusion.pipelines.generation import generate_image
 
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task(what, total=drawing.steps)
+        bar = progress.add_task(what, total=request.steps)
         start = perf_counter()
-        image = draw(pipe, drawing, lambda step: progress.advance(bar))  # an image is on the CPU: nothing is pending
+        # The image is on the CPU when it returns, so that no GPU work is pending.
+        image = generate_image(pipe, request, lambda step: progress.advance(bar))
         return image, perf_counter() - start
 
 

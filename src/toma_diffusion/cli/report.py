@@ -1,19 +1,19 @@
-"""`toma report`: a run of `toma eval` as one page."""
+"""`toma report`: one HTML page for a run of `toma eval`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from toma_diffusion.cli.options import mistakes_told
+from toma_diffusion.cli.options import report_user_errors
 
 
-@mistakes_told("metrics,report")
+@report_user_errors("metrics,report")
 def report(
-    folder: Annotated[Path, typer.Argument(help="A folder that `toma eval` or `toma demo` wrote.")],
-    output: Annotated[Path | None, typer.Option(help="The page; if not given, report.html in that folder.")] = None,
+    folder: Annotated[Path, typer.Argument(help="A folder written by `toma eval` or `toma demo`.")],
+    output: Annotated[Path | None, typer.Option(help="The page to write. Default: report.html in that folder.")] = None,
 ) -> None:
-    """Make one self-contained HTML page of a run: table, plots, images to compare, every setting."""
+    """Write a run as one self-contained HTML page: table, plots, images to compare, all settings."""
     from rich.console import Console
 
     from toma_diffusion.evaluation import RunFolder

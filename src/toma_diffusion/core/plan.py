@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from toma_diffusion import ops
 from toma_diffusion.config import ToMAConfig
-from toma_diffusion.core.mapping import HardMapping, Mapping, SliceMapping, SoftMapping
+from toma_diffusion.core.assignment import Assignment, HardAssignment, SliceAssignment, SoftAssignment
 from toma_diffusion.core.regions import Grid, Regions
 from toma_diffusion.core.schedule import Action
+from toma_diffusion.ops import regional
 from toma_diffusion.ops.backend import choose_backend
+from toma_diffusion.ops.regional import Backend
 
 _FIXED_SEED = 0
 """Fixed choices come from a generator of their own: the user's random state is never touched."""
@@ -27,8 +29,6 @@ class Plan(ABC):
     """What hooks need of a plan, whichever method makes it: the way from all tokens of a grid to fewer, and back."""
 
     grid: Grid
-    backend = "torch"
-    """Which implementation runs: `torch` or `triton`."""
 
     @property
     @abstractmethod
@@ -70,9 +70,31 @@ class Plan(ABC):
     def gather(self, table: Tensor) -> Tensor:
         """Of a table with one row per grid position, such as RoPE, the rows of the merged tokens."""
 
+    @property
+    def backends(self) -> dict[str, Backend]:
+        """What runs each operator, and why not a kernel where there is one."""
+        return {"merging": Backend("torch")}
+
+    def multiplications(self, width: int) -> Multiplications | None:
+        """What a block of that width costs with and without this plan, by the paper's formula; None if not known."""
+        return None
+
     @abstractmethod
     def describe(self) -> str:
-        """Where in the grid tokens are merged, in words."""
+        """Where in the grid tokens are merged, or why none are, in words."""
+
+
+class Multiplications(NamedTuple):
+    """The paper's count for one block and one step."""
+
+    whole: float
+    """The block on all tokens."""
+    reduced: float
+    """The block on the merged tokens."""
+    merging: float
+    """One merging and unmerging."""
+    planning: float
+    """Choosing destinations and weights, spread over the steps of the schedule. Blocks that share a plan share it."""
 
 
 class MergePlan(Plan):
@@ -106,7 +128,7 @@ class MergePlan(Plan):
             one position table serves all samples. Otherwise every sample chooses for itself, and a batch of four
             equals four batches of one.
         turn: which of the `num_plans` that blocks take in turn. Fixed choices (`random`, `strided`) differ by it.
-        beside: another of these plans; both count their picks together, for `rotation`.
+        share_picks_with: another of these plans; both count their picks together, for `rotation`.
     """
 
     def __init__(
@@ -119,7 +141,7 @@ class MergePlan(Plan):
         device: torch.device | str = "cpu",
         joint: bool = False,
         turn: int = 0,
-        beside: MergePlan | None = None,
+        share_picks_with: MergePlan | None = None,
     ) -> None:
         self.grid = grid
         self.config = config
@@ -139,11 +161,13 @@ class MergePlan(Plan):
         """[B·R, k]: indices of the destinations inside each region in which tokens are assigned."""
         self.positions = torch.zeros(batch_size, self.num_destinations, dtype=torch.int64, device=device)
         """[B, D]: row-major indices of the destinations in the grid, in the order of the merged tokens."""
-        self.picks: Tensor | None = self._make_picks(device) if beside is None else beside.picks
+        self.picks: Tensor | None = self._make_picks(device) if share_picks_with is None else share_picks_with.picks
         """[B·R, n], or [R, n] if joint: how often every token was chosen in this generation; None without rotation."""
-        self.mapping = self._make_mapping(block_destinations, dtype, device)
+        self.assignment = self._make_assignment(block_destinations, dtype, device)
         self._has_destinations = False
         self._has_weights = False
+        self.saw_gradients = False
+        """Whether a merge was asked for with gradients. Not noted in compiled code."""
 
         if self.is_identity or config.selection == "slice":
             self.positions.copy_(torch.arange(self.num_destinations, device=device))
@@ -152,7 +176,7 @@ class MergePlan(Plan):
             count = self.destinations_per_region
             self._set_destinations(_fixed_choice(config.selection, self.regions, count, turn, device))
         if config.selection in _WITHOUT_TOKENS and not self.is_identity:
-            self.mapping.fix()
+            self.assignment.fix()
             self._has_weights = True
 
     def _make_picks(self, device: torch.device | str) -> Tensor | None:
@@ -161,13 +185,13 @@ class MergePlan(Plan):
         groups = (1 if self.joint else self.batch_size) * self.regions.count
         return torch.zeros(groups, self.regions.size, dtype=torch.float32, device=device)
 
-    def _make_mapping(self, block_destinations: int, dtype: torch.dtype, device: torch.device | str) -> Mapping:
+    def _make_assignment(self, block_destinations: int, dtype: torch.dtype, device: torch.device | str) -> Assignment:
         config, regions = self.config, self.assign_regions
         if self.is_identity or config.selection == "slice":
-            return SliceMapping(self.grid.num_tokens, self.num_destinations)
+            return SliceAssignment(self.grid.num_tokens, self.num_destinations)
         if config.is_hard:
-            return HardMapping(regions, self.batch_size, block_destinations, backend=self.backend, device=device)
-        return SoftMapping(
+            return HardAssignment(regions, self.batch_size, block_destinations, backend=self.backend, device=device)
+        return SoftAssignment(
             regions,
             self.batch_size,
             block_destinations,
@@ -191,23 +215,46 @@ class MergePlan(Plan):
     @property
     def weights(self) -> Tensor:
         """A, [B·R, k, n]: how much of every token goes to each destination; with global assignment R = 1."""
-        return self.mapping.matrix()
+        return self.assignment.matrix()
 
     @property
     def buffers(self) -> list[Tensor]:
         """All tensors of the plan; their addresses never change."""
         picks = [] if self.picks is None else [self.picks]
-        return [self.destinations, self.positions, *picks, *self.mapping.buffers()]
+        return [self.destinations, self.positions, *picks, *self.assignment.buffers()]
 
     @property
     def num_bytes(self) -> int:
         """Memory held by the plan."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
+    @property
+    def backends(self) -> dict[str, Backend]:
+        """What runs each operator, and why not a kernel where there is one."""
+        found = regional.backends(self.backend, self.regions.size, self.assign_regions.size, self.assign_regions.count)
+        if self.saw_gradients and self.backend == "triton":
+            found["merging"] = Backend("torch", "gradients were needed, and the kernels have no backward pass")
+        return found
+
+    def multiplications(self, width: int) -> Multiplications:
+        """7d²N + 2dN² for a block; N²d/R for a selection, NDd/R + Nd for weights, NDd/R for merging or unmerging."""
+        config, tokens, destinations = self.config, self.grid.num_tokens, self.num_destinations
+        whole, reduced = (7 * width**2 * count + 2 * width * count**2 for count in (tokens, destinations))
+        if self.is_identity:
+            return Multiplications(whole, whole, 0.0, 0.0)
+        matrix = width * tokens * destinations / self.assign_regions.count
+        if config.selection in _WITHOUT_TOKENS:
+            return Multiplications(whole, reduced, 2 * matrix, 0.0)
+        selection = tokens**2 * width / self.regions.count if config.selection == "facility-location" else 0
+        weights = (matrix + tokens * width) / min(config.reweigh_every, config.select_every)
+        return Multiplications(whole, reduced, 2 * matrix, selection / config.select_every + weights)
+
     def describe(self) -> str:
         """The regions in which destinations are chosen, or why none are."""
         if self.grid.num_tokens < self.config.min_tokens:
-            return f"left whole: fewer than {self.config.min_tokens} tokens"
+            return f"left whole: fewer than min_tokens={self.config.min_tokens}"
+        if self.is_identity and self.config.ratio:
+            return f"left whole: {self.regions.describe()}, too small to remove {self.config.ratio:.0%} of it"
         return self.regions.describe()
 
     def wants(self, action: Action) -> bool:
@@ -229,7 +276,7 @@ class MergePlan(Plan):
             return
         if self.config.selection == "facility-location" and (action is Action.SELECT or not self._has_destinations):
             self._set_destinations(self._choose(tokens))
-        self.mapping.update(tokens, self.destinations)
+        self.assignment.update(tokens, self.destinations)
         self._has_weights = True
 
     def forget(self) -> None:
@@ -244,7 +291,9 @@ class MergePlan(Plan):
     def merge(self, tokens: Tensor) -> Tensor:
         """[B, N, C] -> [B, D, C]: every destination becomes the weighted mean of the tokens merged into it."""
         self._check(tokens, self.grid.num_tokens)
-        return tokens if self.is_identity else self._ready_mapping().merge(tokens)
+        if not torch.compiler.is_compiling() and regional.needs_gradient(tokens):
+            self.saw_gradients = True
+        return tokens if self.is_identity else self._ready_assignment().merge(tokens)
 
     def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
         """[B, D, C] -> [B, N, C]: every token takes the mean of its destinations, added to the residual if given."""
@@ -253,7 +302,7 @@ class MergePlan(Plan):
             self._check(residual, self.grid.num_tokens)
         if self.is_identity:
             return merged if residual is None else residual + merged
-        return self._ready_mapping().unmerge(merged, residual)
+        return self._ready_assignment().unmerge(merged, residual)
 
     def gather(self, table: Tensor) -> Tensor:
         """The destinations' rows of a table with one row per grid position, such as RoPE.
@@ -269,30 +318,23 @@ class MergePlan(Plan):
     def _choose(self, tokens: Tensor) -> Tensor:
         """[B, N, d] -> [B, R, k], or [1, R, k] if joint: indices inside each region."""
         if self.picks is None:
-            return self._choose_favouring(tokens, None)
+            return self._select(tokens, None)
         more = self.picks - self.picks.amin(dim=1, keepdim=True)  # than the token of its region with the fewest:
         damping = (self.config.rotation * more).clamp_max(MOST_DAMPING)  # all alike would fade to 0 in a long run
-        chosen = self._choose_favouring(tokens, (-damping).exp())
+        chosen = self._select(tokens, (-damping).exp())
         again = chosen.reshape(len(self.picks), -1)
         self.picks.scatter_add_(1, again, torch.ones_like(again, dtype=self.picks.dtype))
         return chosen
 
-    def _choose_favouring(self, tokens: Tensor, favour: Tensor | None) -> Tensor:
-        choose = ops.facility_location
-        alone = not self.joint or self.batch_size == 1
-        if self.backend == "triton":
-            from toma_diffusion.ops import triton_facility_location as kernels
-
-            if alone and self.regions.size <= kernels.LARGEST_IN_REGISTERS:
-                picks = kernels.select(tokens.detach(), self.destinations_per_region, self.regions.tiling, favour)
-                return picks.reshape(-1, self.regions.count, self.destinations_per_region)
-            choose = kernels.select_from_similarity
-        similarity = ops.cosine_similarity(self.regions.split(tokens))  # [B·R, n, n]
-        size, count = self.regions.size, self.regions.count
-        if not alone:  # candidates of a region × that region's tokens in all samples, side by side
-            similarity = similarity.reshape(self.batch_size, count, size, size).permute(1, 2, 0, 3).flatten(2)
-        picks = choose(similarity, self.destinations_per_region, favour)
-        return picks.reshape(-1, count, self.destinations_per_region)
+    def _select(self, tokens: Tensor, gain_scale: Tensor | None) -> Tensor:
+        return regional.select(
+            tokens,
+            self.destinations_per_region,
+            self.regions.tiling,
+            joint=self.joint,
+            gain_scale=gain_scale,
+            backend=self.backend,
+        )
 
     def _set_destinations(self, local: Tensor) -> None:
         """Store [B, R, k], or [R, k] for all samples, indices inside each region."""
@@ -304,16 +346,21 @@ class MergePlan(Plan):
             self.destinations.copy_(self.positions)
         self._has_destinations = True
 
-    def _ready_mapping(self) -> Mapping:
+    def _ready_assignment(self) -> Assignment:
         if not self._has_weights:
             raise RuntimeError("this plan has no weights yet: call update(tokens, Action.SELECT) first.")
-        return self.mapping
+        return self.assignment
 
     def _check(self, tokens: Tensor, length: int) -> None:
         if tokens.ndim != 3 or tokens.shape[:2] != (self.batch_size, length):
             raise ValueError(
                 f"tokens have shape {list(tokens.shape)}; this plan is for [{self.batch_size}, {length}, width], "
                 f"{self._tokens_text()}. Make a new MergePlan for another grid or batch."
+            )
+        if tokens.device != self.positions.device:
+            raise ValueError(
+                f"tokens are on {tokens.device}, this plan is on {self.positions.device}: blocks that lie on several "
+                "devices cannot be merged. Put the whole model on one device."
             )
 
     def _tokens_text(self) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from toma_diffusion.config import REGIONS
+from toma_diffusion.ops import regional
 
 
 @dataclass(frozen=True)
@@ -92,17 +93,11 @@ class Regions:
 
     def split(self, tokens: Tensor) -> Tensor:
         """[B, N, C] -> [B·R, n, C], the regions of a sample one after another."""
-        channels = tokens.shape[-1]
-        rows, columns = self.layout.height // self.height, self.layout.width // self.width
-        tokens = tokens.reshape(-1, rows, self.height, columns, self.width, channels)
-        return tokens.transpose(2, 3).reshape(-1, self.size, channels)  # [B, rows, columns, height, width, C]
+        return regional.split(tokens, self.tiling)
 
     def join(self, tokens: Tensor) -> Tensor:
         """[B·R, n, C] -> [B, N, C], the inverse of `split`."""
-        channels = tokens.shape[-1]
-        rows, columns = self.layout.height // self.height, self.layout.width // self.width
-        tokens = tokens.reshape(-1, rows, columns, self.height, self.width, channels)
-        return tokens.transpose(2, 3).reshape(-1, self.layout.num_tokens, channels)
+        return regional.join(tokens, self.tiling, self.layout.num_tokens)
 
     def positions(self, local: Tensor) -> Tensor:
         """Indices inside each region to row-major indices of the grid: [..., R, k] -> [..., R·k]."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from toma_diffusion.config import Config, ToMAConfig
+from toma_diffusion.config import Config
 
 
 class Action(Enum):
@@ -42,10 +42,12 @@ class Schedule:
 
     @classmethod
     def from_config(cls, config: Config) -> Schedule:
-        """The schedule that `config` asks for. Methods other than ToMA choose anew in every step."""
-        if isinstance(config, ToMAConfig):
-            return cls(config.select_every, config.reweigh_every, config.window)
-        return cls(1, 1, config.window)
+        """The schedule that `config` asks for."""
+        return cls(config.select_every, config.reweigh_every, config.window)
+
+    def opens(self, num_steps: int) -> bool:
+        """Whether any of so many steps lies inside the window."""
+        return any(self.action(step, num_steps) is not None for step in range(num_steps))
 
     def action(self, step: int, num_steps: int | None = None) -> Action | None:
         """What to do in `step` (from 0) of `num_steps`; None outside the window, where nothing is merged.

@@ -20,8 +20,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from toma_diffusion.bench.records import Facts
+from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import Item, Plan, Variant
+from toma_diffusion.experiments.facts import Facts
 from toma_diffusion.files import replacing
 
 
@@ -49,9 +50,9 @@ class RunFolder:
             self.facts: Facts = Facts(**written["facts"])
             self.date: str = written["date"]
         except FileNotFoundError as error:
-            raise ValueError(f"{str(path)!r} is not a run of `toma eval`: it has no run.json.") from error
+            raise UsageError(f"{str(path)!r} is not a run of `toma eval`: it has no run.json.") from error
         except (ValueError, LookupError, TypeError) as error:  # not JSON; fields are missing, or not known
-            raise ValueError(
+            raise UsageError(
                 f"{str(path / 'run.json')!r} cannot be read, it may be of another version ({error!r}): "
                 "give another folder, or delete that one."
             ) from error
@@ -68,7 +69,7 @@ class RunFolder:
         held = folder.plan.to_dict() | asdict(folder.facts)
         for name, wanted in (plan.to_dict() | asdict(facts)).items():
             if held[name] != wanted:
-                raise ValueError(
+                raise UsageError(
                     f"{str(path)!r} holds a run with other settings. {_difference(name, held[name], wanted)} "
                     "Give another --output, or delete that folder."
                 )
@@ -134,7 +135,7 @@ def _read_scores(path: Path) -> Scores:
         written = json.loads(path.read_text(encoding="utf-8"))
         return Scores({name: float(value) for name, value in written["values"].items()}, written["sources"])
     except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{str(path)!r} holds no scores ({error!r}): delete it, and run the same again.") from error
+        raise UsageError(f"{str(path)!r} holds no scores ({error!r}): delete it, and run the same again.") from error
 
 
 def _write_scores(path: Path, scores: Scores) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from toma_diffusion.baselines import METHODS
-from toma_diffusion.bench.scenario import Cell
-from toma_diffusion.config import Config, ToMAConfig
-from toma_diffusion.generation import Drawing
+from toma_diffusion.config import Config
+from toma_diffusion.errors import UsageError
+from toma_diffusion.experiments.cells import Cell
+from toma_diffusion.methods import config_class
+from toma_diffusion.pipelines.generation import Drawing
 
 BASELINE, NOISE_FLOOR = "baseline", "noise floor"
 
@@ -80,8 +81,8 @@ class Variant:
     def from_dict(cls, values: Mapping[str, Any]) -> Variant:
         """The inverse of `to_dict`."""
         name, config = values["name"], values["config"]
-        kind: type[Config] = METHODS.get(name, ToMAConfig)
-        return cls(name, None if config is None else kind.from_dict(config), tuple(values["overrides"]))
+        settings = None if config is None else config_class(name).from_dict(config)
+        return cls(name, settings, tuple(values["overrides"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,18 +108,18 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not self.prompts or not self.seeds:
-            raise ValueError("a run needs at least one prompt and one seed.")
+            raise UsageError("a run needs at least one prompt and one seed.")
         for seed in self.seeds:
             Drawing("", seed, self.steps, self.guidance, self.width, self.height)  # raises what is wrong with it
         repeated = sorted({seed for seed in self.seeds if self.seeds.count(seed) > 1})
         if repeated:
-            raise ValueError(f"seed {repeated[0]} is given twice: the same image would be drawn twice.")
+            raise UsageError(f"seed {repeated[0]} is given twice: the same image would be drawn twice.")
         if not self.variants or self.variants[0].name != BASELINE:
-            raise ValueError(f"the first variant must be the {BASELINE}: the others are compared with it.")
+            raise UsageError(f"the first variant must be the {BASELINE}: the others are compared with it.")
         slugs = [variant.slug for variant in self.variants]
         for variant in self.variants:
             if slugs.count(variant.slug) > 1:
-                raise ValueError(f"the variant {variant.title!r} is asked for twice.")
+                raise UsageError(f"the variant {variant.title!r} is asked for twice.")
 
     @property
     def items(self) -> list[Item]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from toma_diffusion.errors import UsageError
+
 IMAGENET = "imagenet"
 IMAGENET_TEMPLATE = "a photo of a {}"
 PAPER_SEEDS = (0, 1, 2)
@@ -25,13 +27,13 @@ def load_prompts(source: str, template: str = "") -> tuple[str, ...]:
     else:
         path = Path(source)
         if not path.is_file():
-            raise ValueError(f"prompts {source!r}: there is no such file. Give a .txt or .csv file, or {IMAGENET!r}.")
+            raise UsageError(f"prompts {source!r}: there is no such file. Give a .txt or .csv file, or {IMAGENET!r}.")
         try:
             prompts = _from_csv(path) if path.suffix.lower() == ".csv" else _from_lines(path)
         except (UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(f"prompts {source!r}: the file is not text in UTF-8, or not CSV ({error}).") from error
+            raise UsageError(f"prompts {source!r}: the file is not text in UTF-8, or not CSV ({error}).") from error
     if template and "{}" not in template:
-        raise ValueError(f"template {template!r} has no place for the prompt: write {{}} there.")
+        raise UsageError(f"template {template!r} has no place for the prompt: write {{}} there.")
     prompts = tuple(dict.fromkeys(prompts))  # the same prompt and seed would only be drawn twice
     return tuple(template.replace("{}", prompt) for prompt in prompts) if template else prompts
 
@@ -41,14 +43,14 @@ def paper_protocol(source: str, prompts: tuple[str, ...]) -> tuple[tuple[str, ..
     if source == IMAGENET:
         return prompts, PAPER_SEEDS
     if len(prompts) < PAPER_PROMPTS:
-        raise ValueError(f"the paper's protocol takes {PAPER_PROMPTS} prompts, {source!r} has {len(prompts)}.")
+        raise UsageError(f"the paper's protocol takes {PAPER_PROMPTS} prompts, {source!r} has {len(prompts)}.")
     return prompts[:PAPER_PROMPTS], PAPER_SEEDS
 
 
 def _from_lines(path: Path) -> tuple[str, ...]:
     prompts = tuple(line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
     if not prompts:
-        raise ValueError(f"prompts {str(path)!r}: the file is empty. Write one prompt a line.")
+        raise UsageError(f"prompts {str(path)!r}: the file is empty. Write one prompt a line.")
     return prompts
 
 
@@ -57,12 +59,12 @@ def _from_csv(path: Path) -> tuple[str, ...]:
         reader = csv.DictReader(file)
         column = next((name for name in reader.fieldnames or () if name.strip().lower() == "prompt"), None)
         if column is None:
-            raise ValueError(
+            raise UsageError(
                 f"prompts {str(path)!r} has no column 'prompt', but {', '.join(reader.fieldnames or ()) or 'nothing'}."
             )
         prompts = tuple((row[column] or "").strip() for row in reader)
     if not any(prompts):
-        raise ValueError(f"prompts {str(path)!r}: the column {column!r} is empty.")
+        raise UsageError(f"prompts {str(path)!r}: the column {column!r} is empty.")
     return tuple(prompt for prompt in prompts if prompt)
 
 
@@ -71,7 +73,7 @@ def _imagenet() -> tuple[str, ...]:
     try:
         from torchvision.models import AlexNet_Weights
     except Exception as error:  # not installed, or one that does not fit torch
-        raise ValueError(
+        raise UsageError(
             f"prompts {IMAGENET!r}: the class names come with torchvision, which cannot be imported here ({error}). "
             "Install it, or give a file with one class name a line: "
             f"--prompts FILE --template {IMAGENET_TEMPLATE!r}."

@@ -16,8 +16,8 @@ from toma_diffusion.api import apply_toma
 from toma_diffusion.evaluation.folder import RunFolder, Scores
 from toma_diffusion.evaluation.plan import NOISE_FLOOR, Item, Variant
 from toma_diffusion.evaluation.table import COLUMNS, SECONDS, rows_of
-from toma_diffusion.generation import Drawing, draw, read_settings, write_png
 from toma_diffusion.metrics import ImageMetric, MetricSet, Sample, UnavailableError
+from toma_diffusion.pipelines.generation import Drawing, draw, read_settings, write_png
 
 if TYPE_CHECKING:
     from accelerate import PartialState

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from toma_diffusion.bench.scenario import Method, compare
+from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import BASELINE, NOISE_FLOOR, Variant
+from toma_diffusion.experiments.cells import MethodSpec, cells_of
 
 RATIOS = (0.25, 0.5, 0.75)
 UNMERGED = (Variant(BASELINE), Variant(NOISE_FLOOR))
@@ -59,24 +60,23 @@ The texts that we have give the tables' captions and what is said about them; of
 Where a row is not spelled out, it is what that text speaks of."""
 
 
-def merged_variants(model: Any, methods: Iterable[Method], ratios: Iterable[float]) -> list[Variant]:
+def merged_variants(model: Any, methods: Iterable[MethodSpec], ratios: Iterable[float]) -> list[Variant]:
     """One for each method and ratio, with the settings that `apply_toma` arrives at for this model."""
-    cells = [comparison.cell for comparison in compare(model, methods, ratios, (), bounds=())]
-    return [Variant(cell.method, cell.config, cell.overrides) for cell in cells]
+    return [Variant(cell.method, cell.config, cell.overrides) for cell in cells_of(model, methods, ratios)]
 
 
 def paper_variants(model: Any, table: str) -> tuple[list[Variant], list[str]]:
     """The rows of one of the paper's tables on this model; and for each that it cannot have, why."""
     if table not in PAPER:
-        raise ValueError(f"{table!r} is not one of the paper's tables here: use one of {', '.join(PAPER)}.")
+        raise UsageError(f"{table!r} is not one of the paper's tables here: use one of {', '.join(PAPER)}.")
     variants: list[Variant] = []
     left_out = []
     for methods, ratios in PAPER[table]:
         for text in methods:
             try:
-                variants += merged_variants(model, [Method.parse(text)], ratios)
+                variants += merged_variants(model, [MethodSpec.parse(text)], ratios)
             except ValueError as error:
                 left_out.append(f"{text}: {error}")
     if not variants:
-        raise ValueError(f"no row of {table} can be had on this model: {left_out[0]}")
+        raise UsageError(f"no row of {table} can be had on this model: {left_out[0]}")
     return variants, left_out

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from types import TracebackType
+from typing import Any
 
+import torch
 from torch import nn
 
+from toma_diffusion.hooks.compiler import compile_denoiser, prepare_compiler, undo_compile
 from toma_diffusion.hooks.sites import Arguments, Hook, Keywords
 from toma_diffusion.hooks.state import Call, MergeState
 from toma_diffusion.hooks.summary import BlockRecord, Summary, summarize
-
-GRAPHS_PER_BLOCK_CLASS = 256
-"""How many variants torch.compile may make of one block's code. A setting needs up to eight; those of settings no
-longer in use stay in memory, in case they come back."""
 
 
 @dataclass(eq=False)
@@ -57,8 +55,18 @@ class RootHook(Hook):
     read_call: Callable[[nn.Module, Arguments, Keywords], Call]
     check: Callable[[nn.Module], None]
     """Raises if the model has been changed since in a way that does not go with merging."""
+    compiled_blocks: Callable[[nn.Module], list[nn.Module]]
+    """What is compiled block by block."""
+    graphs_obstacle: Callable[[nn.Module], str | None]
+    """Why the model cannot be captured as CUDA graphs, if so."""
     records: list[BlockRecord] = field(default_factory=list)
     placements: list[Placement] = field(default_factory=list)
+    is_compiled: bool = False
+    """Whether `handle.compile` was called, so that removing undoes it."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        prepare_compiler(_keep_root_out)  # a model that was pickled may come to a process that has merged nothing yet
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         """Forward pre-hook of the denoiser."""
@@ -66,7 +74,7 @@ class RootHook(Hook):
             self.check(module)
         for placement in self.placements:
             placement.follow()
-        self.state.begin_call(self.read_call(module, args, kwargs))
+        self.state.begin_call(module, self.read_call(module, args, kwargs))
 
 
 class ToMAHandle:
@@ -90,13 +98,59 @@ class ToMAHandle:
             state.forget_choices()
         state.enabled = bool(value)
 
+    def begin(self, num_steps: int) -> None:
+        """Say that the next call of the denoiser begins a generation of `num_steps` steps.
+
+        Needed where nothing else tells the number of steps: in a loop of your own over a denoiser, with a `window`.
+        Inside a diffusers pipeline the steps are read from its scheduler. What you say holds until `reset`.
+        """
+        state = self._root().state
+        state.steps.begin(num_steps)
+        state.forget_choices()
+
+    def step(self, index: int) -> None:
+        """Say that the calls of the denoiser from now on belong to this step, from 0.
+
+        Several calls in one step are passes over it: the two halves of guidance, tiles of a picture.
+        """
+        self._root().state.steps.tell(index)
+
+    def compile(self, mode: str = "graphs", **options: Any) -> str:
+        """Compile the denoiser with its merging. The next generation compiles, which takes seconds to minutes.
+
+        Args:
+            mode: `graphs` compiles the denoiser as a whole and captures it as CUDA graphs, one for each kind of step:
+                the fastest, and the longest to compile. Where graphs cannot be used (no GPU, offloading, a block
+                cache), it warns and takes `blocks`. `whole` compiles it as a whole. `blocks` compiles block by block:
+                blocks of one kind share their code, which compiles in seconds.
+            options: of `torch.compile`.
+
+        Returns:
+            The mode that was taken.
+
+        Another size of image, or another number of steps, needs no new call: a new size is compiled when it comes,
+        and a number of steps changes nothing. `remove` undoes it.
+        """
+        root = self._root()
+        undo_compile(self.model)
+        obstacle = root.graphs_obstacle(self.model) if mode == "graphs" else None
+        taken = compile_denoiser(self.model, mode, root.compiled_blocks(self.model), obstacle, **options)
+        root.is_compiled = True
+        root.state.keeps_plans = taken == "graphs"
+        return taken
+
     def reset(self) -> None:
-        """Forget all choices: the next call of the denoiser begins a new generation. Rarely needed with a pipeline."""
+        """Forget all choices, and the steps that you told: the next call of the denoiser begins a new generation.
+
+        Rarely needed with a pipeline. The buffers stay where they are.
+        """
         self._root().state.reset()
 
     def remove(self) -> None:
         """Take all hooks out. The model is what it was before, bit for bit."""
         root = self._root()
+        if root.is_compiled:
+            undo_compile(self.model)
         for placement in root.placements:
             _remove_hooks(placement.module, lambda hook: isinstance(hook, Hook))
         _remove_hooks(self.model, lambda hook: isinstance(hook, Hook))
@@ -129,29 +183,14 @@ class ToMAHandle:
 
 def install(model: nn.Module, root: RootHook) -> ToMAHandle:
     """Register the hooks on the model and its modules."""
-    _prepare_compiler()
+    prepare_compiler(_keep_root_out)
     for placement in [Placement(model, None, root), *root.placements]:
         placement.put()
     return ToMAHandle(model)
 
 
-@cache
-def _prepare_compiler() -> None:
-    """Keep the root hook out of graphs, leave room for the graphs of the merged blocks, and have hooks looked at.
-
-    Done at the first install, not at import: it imports torch's compiler and triton, which takes seconds.
-    """
-    import torch._dynamo
-
+def _keep_root_out() -> None:
     RootHook.__call__ = torch.compiler.disable(RootHook.__call__)  # type: ignore[method-assign]
-    # Compiled block by block, every kind of block needs up to three graphs for the first of its kind, one for the
-    # others, and one outside the window. Stable Diffusion 1.5 has four kinds; torch gives up at 8 graphs by default.
-    torch._dynamo.config.recompile_limit = max(GRAPHS_PER_BLOCK_CLASS, torch._dynamo.config.recompile_limit)
-    # By default code compiled for a module without hooks is used for one that has them: a block left alone would lend
-    # its code to the merged ones, and an unmerged model of the same class to the whole merged model. What is compiled
-    # from now on looks whether there are hooks; what was compiled before does not, and must go.
-    torch._dynamo.config.skip_nnmodule_hook_guards = False
-    torch.compiler.reset()
 
 
 def find_root(model: nn.Module) -> RootHook | None:

@@ -7,7 +7,7 @@ caches, IP-Adapter, compilation). Each is an object, so that copying a model cop
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +27,11 @@ class Hook:
     """Whether it runs before the module (a forward pre-hook) or after it (a forward hook)."""
 
 
+def never(keywords: Keywords) -> bool:
+    """Of a site that is always merged. A function of a module, so that hooks can be pickled."""
+    return False
+
+
 @dataclass(eq=False)
 class Site:
     """One place of merging: which plan it uses, and when it is to be left alone."""
@@ -34,7 +39,7 @@ class Site:
     state: MergeState
     slot: Slot
     """Sites of one slot share a plan."""
-    leave_alone: Callable[[Keywords], bool] = field(default=lambda keywords: False)
+    leave_alone: Callable[[Keywords], bool] = never
     """Whether a call with these keyword arguments must not be merged."""
 
     def plan(self, keywords: Keywords) -> Plan | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from toma_diffusion.config import Config
 from toma_diffusion.core import Action, Grid, Plan, Schedule
-from toma_diffusion.hooks.clock import StepClock
+from toma_diffusion.hooks.step import StepCounter, Tick
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,9 @@ class Call:
     """The noisy input; its identity marks the step."""
     conditioning: Tensor | None
     """The text; its identity marks the pass."""
-    grids: dict[str, Grid]
+    timestep: object = None
+    """As it was passed. Where it is a view into the scheduler's timesteps, it tells the step."""
+    grids: dict[str, Grid] = field(default_factory=dict)
     """The image grid of every kind of block."""
     image_tokens: int | None = None
     """Length of the image stream where it is longer than the grid (reference images come after it)."""
@@ -43,8 +46,9 @@ class Slot:
     kind: str
     """Of the blocks it serves, whose grid the plan has."""
     make: Callable[..., Plan]
-    """Makes a plan from a grid, `batch_size`, `dtype`, `device` and `joint`; and from the plan `beside` it."""
-    beside: Slot | None = None
+    """Makes a plan from a grid, `batch_size`, `dtype`, `device` and `joint`; a later slot of a kind also gets the first
+    one's plan, `share_picks_with`."""
+    first_of_kind: Slot | None = None
     """The first of several slots that blocks of one kind take in turn, if this is a later one."""
     plan: Plan | None = None
     """That of the call under way."""
@@ -65,7 +69,7 @@ class MergeState:
     """
 
     config: Config
-    clock: StepClock
+    steps: StepCounter
     slots: list[Slot] = field(default_factory=list)
     """In the order in which their first sites run."""
     enabled: bool = True
@@ -76,13 +80,23 @@ class MergeState:
     block_by_block: bool = False
     """Whether runs of blocks are merged and unmerged at every block in this call."""
     image_tokens: int | None = None
+    description: tuple[str, ...] = ()
+    """What the method does, in lines for `summary()`."""
     notes: set[str] = field(default_factory=set)
     """What calls had to do otherwise than configured, for `summary()`."""
+    keeps_plans: bool = False
+    """Whether plans of earlier generations stay, because the denoiser is captured in CUDA graphs that read them."""
 
     def __post_init__(self) -> None:
         self.schedule = Schedule.from_config(self.config)
         self._plans: dict[PlanKey, Plan] = {}
         self._used: set[PlanKey] = set()
+        self._captured: set[PlanKey] = set()
+        """Plans that a CUDA graph reads, which somebody captured around the denoiser. They are never freed."""
+        self._last_tick: Tick | None = None
+        self._was_open = False
+        """Whether anything was merged in this generation."""
+        self._has_warned = False
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -100,18 +114,26 @@ class MergeState:
         plans = self.current.values()
         return bool(plans) and all(plan.is_identity for plan in plans)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory held by all plans."""
+        return sum(buffer.nbytes for plan in self._plans.values() for buffer in plan.buffers)
+
     def plan_of(self, kind: str) -> Plan | None:
         """A plan of the call under way, or of the last one, for that kind of block."""
         return next((slot.plan for slot in self.slots if slot.kind == kind), None)
 
-    def begin_call(self, call: Call) -> None:
+    def begin_call(self, model: nn.Module, call: Call) -> None:
         """Set everything up for one call of the denoiser. Runs outside compiled code and waits for no device."""
-        tick = self.clock.tick(call.sample, call.conditioning)
+        tick = self.steps.read(model, call.sample, call.conditioning, call.timestep)
         if tick.num_steps is None and self.config.window != (0.0, 1.0):
             raise RuntimeError(
-                f"window={self.config.window} needs the number of steps, but the pipeline that apply_toma was given is "
-                "gone (or this is a copy of its model): call remove_toma, then apply_toma with the pipeline in use."
+                f"window={self.config.window} needs the number of steps, which is not known here. Call "
+                "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
+                "a pipeline, or use window=(0.0, 1.0)."
             )
+        if tick.begins:
+            self._begin_generation(tick)
         action = self.schedule.action(tick.step, tick.num_steps) if self.enabled else None
         self.active, self.action = action is not None, action or Action.REUSE
         self.image_tokens = call.image_tokens
@@ -122,16 +144,37 @@ class MergeState:
             effect = "single modules were left alone" if self.config.scope == "module" else "nothing was merged"
             self.notes.add(f"{effect}: {call.blocks_left_alone}")
             self.active = self.active and self.config.scope == "module"
-        if tick.step == 0 and tick.ordinal == 0:
-            # Buffers of the last generation are used again, those of sizes no longer in use are freed.
-            self._plans = {key: self._plans[key] for key in self._used}
-            self._used.clear()
-            self.forget_choices()
+        self._was_open = self._was_open or action is not None
+        self._last_tick = tick
         if self.active:
             for slot in self.slots:
                 slot.plan = self._plan(slot, call, tick.ordinal)
                 slot.awaits_tokens = True
                 slot.plan.begin_call()
+
+    def _begin_generation(self, tick: Tick) -> None:
+        """Plans of the last generation are used again, those of sizes no longer in use are freed."""
+        last = self._last_tick
+        if last is not None and not self._was_open and not last.is_exact:
+            counted = f"{last.step + 1} of {last.num_steps} steps were counted"
+            self._warn_never_open(f"{counted}. Where that is wrong, call handle.begin(num_steps) and handle.step(i)")
+        elif tick.num_steps is not None and not self.schedule.opens(tick.num_steps):
+            self._warn_never_open(f"it covers none of the {tick.num_steps} step{'s' if tick.num_steps > 1 else ''}")
+        # A generation that ran while merging was switched off has nothing to tell.
+        self._was_open = not self.enabled
+        if not self.keeps_plans:
+            kept = self._used | self._captured
+            self._plans = {key: plan for key, plan in self._plans.items() if key in kept}
+        self._used.clear()
+        self.forget_choices()
+
+    def _warn_never_open(self, reason: str) -> None:
+        if self._has_warned or not self.enabled:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"a generation was not merged at all: window={self.config.window} never opened, {reason}.", stacklevel=2
+        )
 
     def forget_choices(self) -> None:
         """Every plan chooses anew when it is next used, whatever the schedule says. Its buffers stay where they are."""
@@ -140,18 +183,17 @@ class MergeState:
 
     def reset(self) -> None:
         """Forget all choices and the step; the next call begins a new generation."""
-        self.clock.reset()
+        self.steps.reset()
         self.forget_choices()
 
     def _plan(self, slot: Slot, call: Call, ordinal: int) -> Plan:
         sample, grid = call.sample, call.grids[slot.kind]
         key = (slot.name, ordinal, grid, sample.shape[0], sample.dtype, sample.device, call.joint)
-        self._used.add(key)
         if key not in self._plans:
-            beside = {}
-            if slot.beside is not None:
-                first = (slot.beside.name, *key[1:])
-                beside = {"beside": self._plans[first]}
+            shared = {}
+            if slot.first_of_kind is not None:
+                first = (slot.first_of_kind.name, *key[1:])
+                shared = {"share_picks_with": self._plans[first]}
             with torch.inference_mode(False):  # a buffer made in inference mode could not be updated outside it
                 plan = slot.make(
                     grid,
@@ -159,11 +201,14 @@ class MergeState:
                     dtype=sample.dtype,
                     device=sample.device,
                     joint=call.joint,
-                    **beside,
+                    **shared,
                 )
             from torch._dynamo import mark_static_address  # imported at the first install, takes seconds before
 
             for buffer in plan.buffers:  # so that compiled code may update it inside a CUDA graph
                 mark_static_address(buffer, guard=False)  # another pass has other buffers: no reason to compile again
             self._plans[key] = plan
+        self._used.add(key)
+        if sample.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._captured.add(key)
         return self._plans[key]

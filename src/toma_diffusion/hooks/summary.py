@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from toma_diffusion.config import Config
-from toma_diffusion.core import MergePlan, Plan
 from toma_diffusion.hooks.state import MergeState
 
 if TYPE_CHECKING:
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
 
 NOTHING_MERGED = "nothing was merged: grids are smaller than min_tokens, or regions too small to remove a token from"
+BACKEND_NAMES = {"torch": "plain torch", "triton": "Triton kernels", "torch+triton": "Triton kernels and plain torch"}
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,14 @@ class Summary:
     """Blocks that are not merged, and why."""
     notes: tuple[str, ...]
     """What calls had to do otherwise than configured."""
+    description: tuple[str, ...]
+    """What the method does, in lines."""
     backend: str | None
-    """Which operators ran, `torch` or `triton`; None as long as the denoiser has not been called."""
+    """What ran the operators: `torch`, `triton` or `torch+triton`; None as long as the denoiser has not been called."""
+    fallbacks: tuple[str, ...]
+    """Which operators ran in plain torch although kernels were asked for, and why."""
+    plan_bytes: int
+    """Memory held by the plans."""
     multiplications: float | None
     """Of all transformer blocks in one step, by the paper's formula, without merging. Known for ToMA alone."""
     merged_multiplications: float | None
@@ -85,10 +91,11 @@ class Summary:
             tokens = "not called yet" if kind.tokens_before is None else f"{kind.tokens_before} → {kind.tokens_after}"
             table.add_row(kind.kind, str(kind.blocks), str(kind.sites), kind.grid, tokens, kind.regions)
         start, end = config.window
-        lines = config.describe()
+        lines = list(self.description)
         lines[-1] += ", in all steps" if (start, end) == (0, 1) else f", from {start:.0%} to {end:.0%} of the steps"
         if self.backend is not None:
-            lines.append(f"operators: {'fused Triton kernels' if self.backend == 'triton' else 'plain torch'}")
+            lines.append(f"operators: {BACKEND_NAMES[self.backend]}; plans take {self.plan_bytes / 2**20:.1f} MiB")
+        lines += [f"in plain torch: {fallback}" for fallback in self.fallbacks]
         if self.multiplications is not None and self.merged_multiplications is not None:
             saved = 1 - self.merged_multiplications / self.multiplications
             lines.append(
@@ -120,43 +127,50 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
                 regions=plan.describe() if plan else "–",
             )
         )
-    costs = [_multiplications(record, state.plan_of(record.kind)) for record in records]
-    known = [cost for cost in costs if cost is not None]
-    overhead = sum(_plan_multiplications(slot.plan, _width(records, slot.kind)) for slot in state.slots)
-    notes = state.notes | ({NOTHING_MERGED} if state.config.ratio and state.merges_nothing else set())
+    plans = list(state.current.values())
+    whole, merged_cost = _multiplications(records, state)
+    ran = [item for plan in plans for item in plan.backends.items()]
+    fallbacks = {f"{operator} ({backend.reason})" for operator, backend in ran if backend.reason}
     return Summary(
         config=state.config,
         enabled=state.enabled,
         kinds=tuple(kinds),
         left_alone=tuple((record.name, record.left_alone) for record in records if record.left_alone is not None),
-        notes=tuple(sorted(notes)),
-        backend=next((plan.backend for plan in state.current.values()), None),
-        multiplications=sum(whole for whole, _ in known) if known else None,
-        merged_multiplications=sum(less for _, less in known) + overhead if known else None,
+        notes=tuple(sorted(state.notes | _empty_plans(state))),
+        description=state.description,
+        backend="+".join(sorted({backend.name for _, backend in ran})) or None,
+        fallbacks=tuple(sorted(fallbacks)),
+        plan_bytes=state.num_bytes,
+        multiplications=whole,
+        merged_multiplications=merged_cost,
     )
 
 
-def _multiplications(record: BlockRecord, plan: Plan | None) -> tuple[float, float] | None:
-    """Of a block without and with merging: 7d²N + 2dN², and the same of D with the merging and unmerging."""
-    if not isinstance(plan, MergePlan):
-        return None
-    width, tokens, destinations = record.width, plan.grid.num_tokens, plan.num_destinations
-    whole = 7 * width**2 * tokens + 2 * width * tokens**2
-    if record.left_alone is not None or plan.is_identity:
-        return whole, whole
-    merging = 2 * width * tokens * destinations / plan.assign_regions.count * record.merges
-    return whole, 7 * width**2 * destinations + 2 * width * destinations**2 + merging
+def _empty_plans(state: MergeState) -> set[str]:
+    """Notes about plans that remove nothing although tokens were to be removed."""
+    if not state.config.ratio:
+        return set()
+    if state.merges_nothing:
+        return {NOTHING_MERGED}
+    empty = {slot.kind: slot.plan for slot in state.slots if slot.plan is not None and slot.plan.is_identity}
+    return {
+        f"nothing was merged on the {plan.grid.height}×{plan.grid.width} grid of {kind}: {plan.describe()}"
+        for kind, plan in empty.items()
+    }
 
 
-def _plan_multiplications(plan: Plan | None, width: int) -> float:
-    """Of choosing destinations and weights, per step."""
-    if not isinstance(plan, MergePlan) or plan.is_identity or plan.config.selection in ("none", "slice"):
-        return 0.0
-    config, tokens = plan.config, plan.grid.num_tokens
-    selection = tokens**2 * width / plan.regions.count if config.selection == "facility-location" else 0
-    weights = tokens * plan.num_destinations * width / plan.assign_regions.count + tokens * width
-    return selection / config.select_every + weights / min(config.reweigh_every, config.select_every)
-
-
-def _width(records: list[BlockRecord], kind: str) -> int:
-    return next(record.width for record in records if record.kind == kind)
+def _multiplications(records: list[BlockRecord], state: MergeState) -> tuple[float | None, float | None]:
+    """Of all blocks in one step, without and with merging. Blocks whose kind has no plan yet are not counted."""
+    before = after = 0.0
+    for record in records:
+        plan = state.plan_of(record.kind)
+        cost = None if plan is None else plan.multiplications(record.width)
+        if cost is None:
+            continue
+        before += cost.whole
+        after += cost.whole if record.left_alone is not None else cost.reduced + cost.merging * record.merges
+    for slot in state.slots:  # blocks of one slot share the cost of its plan
+        width = next(record.width for record in records if record.kind == slot.kind)
+        cost = None if slot.plan is None else slot.plan.multiplications(width)
+        after += 0.0 if cost is None else cost.planning
+    return (before, after) if before else (None, None)

@@ -1,1 +1,1 @@
-"""Looking into a model while it draws: which tokens are chosen, what merges into what, where tokens are alike."""
+"""Figures of what happens inside: which tokens are chosen, what merges into what, which tokens are similar."""

@@ -1,6 +1,6 @@
-"""Figures 3 and 9 of the paper: tokens that are alike lie side by side in the image, in every block and step.
+"""Figures 3 and 9 of the paper: similar tokens are neighbours in the image, in every block and step.
 
-The tokens of a block are clustered by k-means, and every cluster takes the mean colour of the image where it lies.
+The tokens of a block are clustered by k-means. Each cluster is shown in the mean colour of its part of the image.
 """
 
 from __future__ import annotations
@@ -15,46 +15,81 @@ from torch import Tensor
 
 from toma_diffusion.core import Grid
 from toma_diffusion.inspection.titles import put_title
-from toma_diffusion.inspection.watch import Sight
+from toma_diffusion.inspection.watch import BlockInput
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 CLUSTERS = 24
 MOST_ROWS, MOST_COLUMNS = 6, 6
+ITERATIONS = 30
+"""Of k-means, at most. Clusters of real tokens hardly change after 20."""
 _SEED = 0
 
 
 @dataclass(eq=False)
 class ClusterRecorder:
-    """Clusters the tokens of the wanted steps and blocks. Give it to `watch`."""
+    """Clusters the tokens of some steps and blocks. Pass it to `watch`."""
 
     steps: Sequence[int]
     blocks: Sequence[str]
     labels: dict[tuple[str, int], tuple[Grid, Tensor]] = field(default_factory=dict)
-    """By block and step: the grid, and the cluster of every token."""
+    """For each block and step: the grid, and the cluster of every token."""
 
-    def __call__(self, sight: Sight) -> None:
-        """Cluster, if it is one of those."""
-        if sight.step not in self.steps or sight.block not in self.blocks:
-            return
-        from scipy.cluster.vq import kmeans2
+    def __call__(self, block_input: BlockInput) -> None:
+        """Cluster the tokens if this is one of the steps and blocks."""
+        if block_input.step in self.steps and block_input.block in self.blocks:
+            grid = block_input.grid
+            count = max(1, min(CLUSTERS, grid.num_tokens // 4))
+            self.labels[block_input.block, block_input.step] = grid, kmeans(block_input.tokens.cpu(), count)
 
-        count = min(CLUSTERS, sight.grid.num_tokens // 4)
-        tokens = sight.tokens.cpu().numpy()
-        _, labels = kmeans2(tokens, count, minit="++", rng=_SEED, missing="warn")
-        self.labels[sight.block, sight.step] = sight.grid, torch.from_numpy(labels).long()
+
+def kmeans(tokens: Tensor, count: int) -> Tensor:
+    """Cluster tokens by k-means: a k-means++ start, then Lloyd's iterations. The same tokens give the same clusters.
+
+    Args:
+        tokens: [N, d], on the CPU.
+        count: how many clusters to make, at most N. A cluster may end up empty.
+
+    Returns:
+        int64 [N]: the cluster of each token.
+    """
+    tokens = tokens.double()
+    centers = _spread_centers(tokens, count)
+    labels = torch.full((len(tokens),), -1)
+    for _ in range(ITERATIONS):
+        nearest = torch.cdist(tokens, centers).argmin(dim=1)
+        if torch.equal(nearest, labels):
+            break
+        labels = nearest
+        sizes = torch.bincount(labels, minlength=count)[:, None]  # [k, 1]
+        sums = torch.zeros_like(centers).index_add_(0, labels, tokens)
+        centers = torch.where(sizes > 0, sums / sizes.clamp(min=1), centers)  # an empty cluster keeps its center
+    return labels
+
+
+def _spread_centers(tokens: Tensor, count: int) -> Tensor:
+    """k-means++: each next center is a token, chosen with a probability that grows with the squared distance to the
+    nearest center so far."""
+    generator = torch.Generator().manual_seed(_SEED)
+    chosen = [int(torch.randint(len(tokens), (1,), generator=generator))]
+    distances = torch.full((len(tokens),), torch.inf, dtype=tokens.dtype)
+    for _ in range(count - 1):
+        distances = torch.minimum(distances, (tokens - tokens[chosen[-1]]).square().sum(dim=1))
+        weights = distances if distances.any() else torch.ones_like(distances)  # all tokens equal a center
+        chosen.append(int(torch.multinomial(weights, 1, generator=generator)))
+    return tokens[chosen]
 
 
 def choose_evenly(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of them, the first and the last among them, evenly spread."""
+    """At most `most` of the items, evenly spread, with the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
 
 
 def recolor(image: Image, grid: Grid, labels: Tensor) -> Tensor:
-    """[height, width, 3] in 0..1, one pixel a token: each has the mean colour of its cluster's part of the image."""
+    """[height, width, 3] in 0..1, one pixel per token, in the mean colour of its cluster's part of the image."""
     colors = shrink(image, grid).reshape(grid.num_tokens, 3)
     count = int(labels.max()) + 1
     sums = torch.zeros(count, 3).index_add_(0, labels, colors)
@@ -63,7 +98,7 @@ def recolor(image: Image, grid: Grid, labels: Tensor) -> Tensor:
 
 
 def shrink(image: Image, grid: Grid) -> Tensor:
-    """The image with one pixel a token."""
+    """[height, width, 3] in 0..1: the image with one pixel per token."""
     import numpy as np
     from PIL.Image import Resampling
 
@@ -71,8 +106,8 @@ def shrink(image: Image, grid: Grid) -> Tensor:
     return torch.from_numpy(np.asarray(small, dtype=np.float32) / 255)
 
 
-def draw_clusters(image: Image, recorder: ClusterRecorder, title: str, path: Path) -> None:
-    """A row a block, a column a step, and the image itself."""
+def plot_clusters(image: Image, recorder: ClusterRecorder, title: str, path: Path) -> None:
+    """Write a figure: one row per block, one column per step, and the image itself."""
     from matplotlib.figure import Figure
 
     rows, columns = len(recorder.blocks), len(recorder.steps)
@@ -99,7 +134,7 @@ def draw_clusters(image: Image, recorder: ClusterRecorder, title: str, path: Pat
 
 
 def short_name(block: str) -> str:
-    """`down_blocks.0.attentions.1.transformer_blocks.0` is too long for the side of a picture: `down 0.1.0`."""
+    """Shorten `down_blocks.0.attentions.1.transformer_blocks.0`, which does not fit a label, to `down 0.1.0`."""
     for word in (".attentions", ".transformer_blocks", "_transformer_blocks", "_blocks", "_block"):
         block = block.replace(word, "")
     return block.replace(".", " ", 1)

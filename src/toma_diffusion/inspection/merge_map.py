@@ -1,4 +1,4 @@
-"""Which tokens of one image are destinations, and which were merged into which, over the steps of a generation."""
+"""Which tokens of an image are destinations, and which token was merged into which, over the steps of a generation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from toma_diffusion.core import Grid, MergePlan
+from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.handle import ToMAHandle, find_root
 from toma_diffusion.inspection.clusters import choose_evenly, shrink
 from toma_diffusion.inspection.titles import put_title
@@ -19,20 +20,20 @@ if TYPE_CHECKING:
 
 MOST_COLUMNS = 5
 _FADED = 0.18
-"""How much of its colour a token keeps that is merged into another."""
+"""How much of its colour a merged token keeps in the figure."""
 _PIXELS = 12
-"""Side of a token in the picture."""
+"""Side of a token in the figure, in pixels."""
 
 
 @dataclass(frozen=True)
 class MergeMap:
-    """The plan of one kind of block after one step. Of the last sample: with guidance the one that has the prompt."""
+    """The plan of one kind of block after one step, for the last sample: with guidance the one with the prompt."""
 
     kind: str
     step: int
     grid: Grid
     targets: Tensor
-    """[N]: the grid position that each token is merged into; its own for a destination."""
+    """[N]: the grid position that each token is merged into. For a destination, its own."""
 
     @property
     def kept(self) -> Tensor:
@@ -43,19 +44,19 @@ class MergeMap:
 
 @dataclass(eq=False)
 class MergeMapRecorder:
-    """Reads the plans of a merged model after every step in which they changed. Give it to `draw` as `on_step`."""
+    """Records the plans of a merged model whenever they changed. Pass it to `generate_image` as `on_step`."""
 
     handle: ToMAHandle
     maps: list[MergeMap] = field(default_factory=list)
 
     def __call__(self, step: int) -> None:
-        """Note the plans that this step used, if they are new."""
+        """Record the plans that this step used, if they are new."""
         root = find_root(self.handle.model)
         if root is None or not root.state.active:
             return
         for kind, plan in root.state.current.items():
             if not isinstance(plan, MergePlan):
-                raise ValueError(f"{root.state.config.label} has no destinations that could be drawn: use ToMA.")
+                raise UsageError(f"{root.state.config.label} has no destinations to show: use ToMA.")
             last = next((known for known in reversed(self.maps) if known.kind == kind), None)
             targets = targets_of(plan)
             if last is None or not torch.equal(last.targets, targets):
@@ -63,7 +64,7 @@ class MergeMapRecorder:
 
 
 def targets_of(plan: MergePlan) -> Tensor:
-    """[N]: for each token of the last sample the grid position of the destination that takes most of it."""
+    """[N]: for each token of the last sample, the grid position of the destination that gets most of it."""
     if plan.is_identity:
         return torch.arange(plan.grid.num_tokens)
     regions = plan.assign_regions
@@ -72,8 +73,8 @@ def targets_of(plan: MergePlan) -> Tensor:
     return plan.positions[-1].cpu()[regions.join(merged[:, :, None])[0, :, 0]]
 
 
-def draw_merge_maps(image: Image, maps: list[MergeMap], title: str, path: Path) -> None:
-    """For each kind of block two rows: destinations in full colour, and a line from every token to its destination."""
+def plot_merge_maps(image: Image, maps: list[MergeMap], title: str, path: Path) -> None:
+    """Write a figure with two rows for each kind of block: destinations in full colour; lines from tokens to them."""
     from matplotlib.figure import Figure
 
     kinds = list(dict.fromkeys(one.kind for one in maps))
@@ -91,7 +92,7 @@ def draw_merge_maps(image: Image, maps: list[MergeMap], title: str, path: Path) 
             before, after = found.grid.num_tokens, int(found.kept.sum())
             upper.set_title(f"{kind}, from step {found.step}\n{before} → {after} tokens", fontsize=9)
             upper.imshow(_faded(image, found).numpy(), interpolation="nearest")
-            _draw_lines(lower, image, found)
+            _plot_lines(lower, image, found)
     figure.savefig(path, dpi=130)
 
 
@@ -101,7 +102,7 @@ def _faded(image: Image, found: MergeMap) -> Tensor:
     return colors * weight + (1 - weight)
 
 
-def _draw_lines(axis: Any, image: Image, found: MergeMap) -> None:
+def _plot_lines(axis: Any, image: Image, found: MergeMap) -> None:
     from matplotlib.collections import LineCollection
 
     grid, positions = found.grid, torch.arange(found.grid.num_tokens)

@@ -1,6 +1,6 @@
-"""Figure 4 of the paper: how many of a step's destinations were destinations already at the start of its ten steps.
+"""Figure 4 of the paper: which fraction of a step's destinations was already chosen at the start of its ten steps.
 
-The more, the less is lost by choosing them once for all ten.
+The higher it is, the less is lost by choosing once for all ten steps.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from toma_diffusion.config import ToMAConfig
 from toma_diffusion.core import Action, MergePlan
 from toma_diffusion.inspection.titles import put_title
-from toma_diffusion.inspection.watch import Sight
+from toma_diffusion.inspection.watch import BlockInput
 
 INTERVAL = 10
-"""Steps after which the paper chooses anew."""
+"""Steps after which the paper chooses again."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Share:
     kind: str
     step: int
     share: float
-    """Of the destinations of this step, those that were chosen in the first step of its interval too."""
+    """Fraction of this step's destinations that were also chosen in the first step of its interval."""
 
 
 @dataclass(eq=False)
 class OverlapRecorder:
-    """Chooses destinations in every block and step, as if each chose for itself. Give it to `watch`."""
+    """Chooses destinations in every block and step independently. Pass it to `watch`."""
 
     config: ToMAConfig
     shares: list[Share] = field(default_factory=list)
@@ -41,19 +41,20 @@ class OverlapRecorder:
     def __post_init__(self) -> None:
         self._first: dict[str, set[int]] = {}
 
-    def __call__(self, sight: Sight) -> None:
+    def __call__(self, block_input: BlockInput) -> None:
         """Compare the block's destinations with those of the interval's first step."""
-        plan = MergePlan(sight.grid, self.config, batch_size=1, dtype=sight.tokens.dtype, device=sight.tokens.device)
-        plan.update(sight.tokens[None], Action.SELECT)
+        tokens = block_input.tokens
+        plan = MergePlan(block_input.grid, self.config, batch_size=1, dtype=tokens.dtype, device=tokens.device)
+        plan.update(tokens[None], Action.SELECT)
         chosen = set(plan.positions[0].tolist())
-        if sight.step % INTERVAL == 0:
-            self._first[sight.block] = chosen
-        share = len(chosen & self._first[sight.block]) / len(chosen)
-        self.shares.append(Share(sight.block, sight.kind, sight.step, share))
+        if block_input.step % INTERVAL == 0:
+            self._first[block_input.block] = chosen
+        share = len(chosen & self._first[block_input.block]) / len(chosen)
+        self.shares.append(Share(block_input.block, block_input.kind, block_input.step, share))
 
 
 def write_rows(shares: list[Share], facts: dict[str, object], path: Path) -> None:
-    """One CSV row a point, with `facts` about the run in each."""
+    """Write one CSV row per point, each with `facts` about the run."""
     rows = [
         {"block": point.block, "kind": point.kind, "step": point.step, "share": round(point.share, 4), **facts}
         for point in shares
@@ -64,8 +65,8 @@ def write_rows(shares: list[Share], facts: dict[str, object], path: Path) -> Non
         writer.writerows(rows)
 
 
-def draw_overlap(shares: list[Share], config: ToMAConfig, title: str, path: Path) -> None:
-    """One curve a block; what chance alone would share is dashed."""
+def plot_overlap(shares: list[Share], config: ToMAConfig, title: str, path: Path) -> None:
+    """Write a figure with one curve per block. The dashed line is the fraction expected by chance."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -1,4 +1,4 @@
-"""The title of a picture, which may hold any prompt."""
+"""The title of a figure, which may contain any prompt."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from typing import Any
 
 
 def put_title(figure: Any, title: str) -> None:
-    """Write it above a figure of matplotlib, in lines that fit, and with every dollar as it stands: a pair of them
-    would begin a formula, and most prompts are no valid ones."""
+    """Put a title above a matplotlib figure, wrapped to its width. Dollar signs are escaped: matplotlib would read what
+    is between two of them as a formula."""
     figure.suptitle(title.replace("$", r"\$"), fontsize=12, wrap=True)

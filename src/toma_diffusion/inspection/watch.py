@@ -1,4 +1,4 @@
-"""Sees the tokens that every transformer block gets in every step of a generation, and changes nothing."""
+"""Reads the tokens that enter every transformer block in every step of a generation. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -12,44 +12,46 @@ from torch import Tensor, nn
 from toma_diffusion.adapters import Block, find_adapter, supported
 from toma_diffusion.api import find_denoiser
 from toma_diffusion.core import Grid
-from toma_diffusion.hooks.clock import StepClock, Tick
+from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.handle import find_root
 from toma_diffusion.hooks.state import Call
+from toma_diffusion.hooks.step import StepCounter, Tick
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What one block sees in one step."""
+class BlockInput:
+    """The input of one block in one step."""
 
     step: int
     block: str
-    """Its name."""
+    """Name of the block."""
     kind: str
-    """Blocks of one kind see the same grid at the same width."""
+    """Blocks of one kind have the same grid and the same width."""
     grid: Grid
     tokens: Tensor
-    """[N, d], after the block's first norm, where ToMA chooses destinations. Of the last sample: with classifier-free
-    guidance the half that follows the prompt."""
+    """[N, d], after the block's first norm, where ToMA chooses destinations. They are those of the last sample: with
+    classifier-free guidance, the half with the prompt."""
 
 
 @contextmanager
-def watch(pipe: Any, see: Callable[[Sight], None]) -> Iterator[list[Block]]:
-    """Have `see` called at every transformer block in every step of a pipeline in which nothing is merged.
+def watch(pipe: Any, on_block: Callable[[BlockInput], None]) -> Iterator[list[Block]]:
+    """Call `on_block` for every transformer block in every step of an unmerged pipeline. Yields the blocks.
 
-    Where a step takes several passes over the model, the first one counts. Yields the blocks.
+    If a step needs several passes over the model, only the first is reported.
     """
     model = find_denoiser(pipe)
     adapter = find_adapter(model)
     if adapter is None:
-        raise ValueError(f"{type(model).__name__} is not supported. Supported are: {supported()}.")
+        raise UsageError(f"{type(model).__name__} is not supported. Supported are: {supported()}.")
     if find_root(model) is not None:
         raise RuntimeError(f"tokens are merged in this {type(model).__name__}: call remove_toma first.")
-    clock = StepClock(pipe)
+    steps = StepCounter(pipe)
     now: dict[str, Any] = {}
 
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = adapter.read_call(module, args, kwargs)
-        now.update(call=call, tick=clock.tick(call.sample, call.conditioning))
+        tick = steps.read(module, call.sample, call.conditioning, call.timestep)
+        now.update(call=call, tick=tick)
 
     def look(block: Block) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -61,7 +63,7 @@ def watch(pipe: Any, see: Callable[[Sight], None]) -> Iterator[list[Block]]:
             sequence = block.normalize(module, args, kwargs)[-1]  # text may come before the image, references after it
             start = len(sequence) - (call.image_tokens or grid.num_tokens)
             tokens = sequence[start : start + grid.num_tokens].detach().float()
-            see(Sight(tick.step, block.name, block.kind, grid, tokens))
+            on_block(BlockInput(tick.step, block.name, block.kind, grid, tokens))
 
         return hook
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from toma_diffusion.errors import UsageError
 from toma_diffusion.metrics.base import ImageMetric, JointMetric, Sample, UnavailableError
 from toma_diffusion.metrics.features import CLIP, DINO, ClipT, Dino
 from toma_diffusion.metrics.inception import Inception
@@ -62,7 +63,7 @@ def open_metrics(names: Iterable[str], weights: Weights, device: torch.device) -
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in METRICS:
-            raise ValueError(f"metric {name!r} is not known: use some of {', '.join(METRICS)}.")
+            raise UsageError(f"metric {name!r} is not known: use some of {', '.join(METRICS)}.")
     openers: dict[str, Callable[[], ImageMetric]] = {
         "mse": Mse,
         "psnr": Psnr,

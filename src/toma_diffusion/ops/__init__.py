@@ -37,7 +37,7 @@ def _fake_cosine_similarity(tokens: Tensor) -> Tensor:
     return tokens.new_empty((tokens.shape[0], tokens.shape[1], tokens.shape[1]), dtype=dtype)
 
 
-def _fake_facility_location(similarity: Tensor, num_select: int, favour: Tensor | None = None) -> Tensor:
+def _fake_facility_location(similarity: Tensor, num_select: int, gain_scale: Tensor | None = None) -> Tensor:
     return similarity.new_empty((similarity.shape[0], num_select), dtype=torch.int64)
 
 
@@ -54,7 +54,7 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 for _signature, _implementation, _fake in (
     ("(Tensor tokens) -> Tensor", reference.cosine_similarity, _fake_cosine_similarity),
     (
-        "(Tensor similarity, int num_select, Tensor? favour=None) -> Tensor",
+        "(Tensor similarity, int num_select, Tensor? gain_scale=None) -> Tensor",
         reference.facility_location,
         _fake_facility_location,
     ),
@@ -80,17 +80,17 @@ def cosine_similarity(tokens: Tensor) -> Tensor:
     return similarity
 
 
-def facility_location(similarity: Tensor, num_select: int, favour: Tensor | None = None) -> Tensor:
+def facility_location(similarity: Tensor, num_select: int, gain_scale: Tensor | None = None) -> Tensor:
     """Greedy destinations by facility location: `[B, n, m]` -> `int64 [B, k]`, in the order of picking.
 
-    See `reference.facility_location` for the formula, and for `favour` `[B, n]`.
+    See `reference.facility_location` for the formula, and for `gain_scale` `[B, n]`.
     """
     _require(similarity.ndim == 3, "similarity", similarity, "[batch, candidates, tokens]")
     if not 1 <= num_select <= similarity.shape[1]:
         raise ValueError(f"num_select={num_select} is not allowed: from 1 to the {similarity.shape[1]} candidates.")
     expected = f"{list(similarity.shape[:2])}, a factor for each candidate"
-    _require(favour is None or favour.shape == similarity.shape[:2], "favour", favour, expected)
-    picks: Tensor = _ops.facility_location(similarity, num_select, favour)
+    _require(gain_scale is None or gain_scale.shape == similarity.shape[:2], "gain_scale", gain_scale, expected)
+    picks: Tensor = _ops.facility_location(similarity, num_select, gain_scale)
     return picks
 
 

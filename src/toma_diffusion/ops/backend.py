@@ -11,6 +11,11 @@ import torch
 
 OLDEST_GPU = (7, 0)
 """Compute capability that Triton asks for."""
+LARGEST_SELECTED = 128
+"""Tokens of a region up to which one kernel computes the similarity and chooses: 128² float32 in 8 warps' registers
+are 64 a thread."""
+LARGEST_WEIGHED = 128
+"""Tokens of a region up to which one kernel computes the weights."""
 
 
 @cache

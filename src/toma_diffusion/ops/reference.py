@@ -27,7 +27,7 @@ def cosine_similarity(tokens: Tensor) -> Tensor:
     return cosine(tokens, tokens)
 
 
-def facility_location(similarity: Tensor, num_select: int, favour: Tensor | None = None) -> Tensor:
+def facility_location(similarity: Tensor, num_select: int, gain_scale: Tensor | None = None) -> Tensor:
     """Greedy maximisation of f(T) = Σ_j max_{i∈T} S_ij, within 1 − 1/e of the best set of that size.
 
     A good destination is one that many tokens resemble and that no earlier destination already stands for. Each pick
@@ -39,7 +39,7 @@ def facility_location(similarity: Tensor, num_select: int, favour: Tensor | None
         similarity: `[B, n, m]`, of n candidates to m tokens, each ≥ −1. To choose among a region's own tokens n = m;
             to choose jointly for several samples, their tokens stand side by side in m, and the gains add up.
         num_select: how many to pick, 1 ≤ k ≤ n.
-        favour: `[B, n]`, above 0: what the candidates' gains are multiplied by, if anything.
+        gain_scale: `[B, n]`, above 0: what the candidates' gains are multiplied by, if anything.
 
     Returns:
         `int64 [B, k]`, in the order of picking: the first j columns are the answer for k = j.
@@ -50,7 +50,7 @@ def facility_location(similarity: Tensor, num_select: int, favour: Tensor | None
     picks = torch.empty(batch, num_select, dtype=torch.int64, device=similarity.device)
     for step in range(num_select):
         gain = (similarity - coverage).clamp_min(0).sum(dim=-1)  # [B, n]
-        gain = gain if favour is None else gain * favour
+        gain = gain if gain_scale is None else gain * gain_scale
         pick = gain.masked_fill(chosen, -torch.inf).argmax(dim=-1, keepdim=True)  # [B, 1], first of the largest
         coverage = torch.maximum(coverage, similarity.gather(1, pick[:, :, None].expand(-1, -1, tokens)))
         chosen.scatter_(1, pick, True)

@@ -13,14 +13,11 @@ from torch import Tensor
 
 from toma_diffusion.ops.triton_tiles import dense_channels, launch, power_of_two, token_rows
 
-LARGEST_IN_REGISTERS = 128
-"""Tokens of a region whose similarity fits into one program's registers (128² float32 in 8 warps: 64 a thread)."""
-
 
 @triton.jit
 def _select_in_registers(
     tokens,
-    favour,
+    gain_scale,
     picks,
     batch_stride,
     row_stride,
@@ -33,7 +30,7 @@ def _select_in_registers(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    HAS_FAVOUR: tl.constexpr,
+    HAS_GAIN_SCALE: tl.constexpr,
 ):
     program = tl.program_id(0)
     index = tl.arange(0, BLOCK)
@@ -55,8 +52,8 @@ def _select_in_registers(
 
     coverage = tl.full((BLOCK,), -1.0, tl.float32)
     chosen = index >= SIZE
-    if HAS_FAVOUR:
-        factor = tl.load(favour + program.to(tl.int64) * SIZE + index, mask=valid, other=1.0)
+    if HAS_GAIN_SCALE:
+        factor = tl.load(gain_scale + program.to(tl.int64) * SIZE + index, mask=valid, other=1.0)
     else:
         factor = tl.full((BLOCK,), 1.0, tl.float32)
     for step in range(NUM_SELECT):
@@ -72,14 +69,14 @@ def _select_in_registers(
 @triton.jit
 def _select_from_memory(
     similarity,
-    favour,
+    gain_scale,
     picks,
     CANDIDATES: tl.constexpr,
     TOKENS: tl.constexpr,
     NUM_SELECT: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_J: tl.constexpr,
-    HAS_FAVOUR: tl.constexpr,
+    HAS_GAIN_SCALE: tl.constexpr,
 ):
     """The same loop over a similarity that is too large for registers. It is overwritten: a picked row is marked."""
     program = tl.program_id(0)
@@ -94,8 +91,8 @@ def _select_from_memory(
             mask = (index[:, None] < CANDIDATES) & (column[None, :] < TOKENS)
             block = tl.load(base + index[:, None] * TOKENS + column[None, :], mask=mask, other=-1.0)
             gain = tl.sum(tl.maximum(block - coverage[None, :], 0.0), axis=1)
-            if HAS_FAVOUR:
-                place = favour + program.to(tl.int64) * CANDIDATES + index
+            if HAS_GAIN_SCALE:
+                place = gain_scale + program.to(tl.int64) * CANDIDATES + index
                 gain = gain * tl.load(place, mask=index < CANDIDATES, other=1.0)
             gain = tl.where(gain == gain, gain, 0.0)
             taken = tl.load(base + index * TOKENS, mask=index < CANDIDATES, other=-2.0) < -1.5
@@ -112,10 +109,10 @@ def _select_from_memory(
         tl.debug_barrier()  # and the mark is there before all read on
 
 
-def select(tokens: Tensor, num_select: int, tiling: tuple[int, int, int], favour: Tensor | None = None) -> Tensor:
+def select(tokens: Tensor, num_select: int, tiling: tuple[int, int, int], gain_scale: Tensor | None = None) -> Tensor:
     """Choose in every region of every sample: `[B, N, d]` -> `int64 [B·R, k]`, indices inside each region.
 
-    `tiling` is `Regions.tiling`; regions have at most `LARGEST_IN_REGISTERS` tokens. `favour`, `float32 [B·R, n]`, is
+    `tiling` is `Regions.tiling`; regions have at most `LARGEST_SELECTED` tokens. `gain_scale`, `float32 [B·R, n]`, is
     what gains are multiplied by.
     """
     tokens = dense_channels(tokens)
@@ -128,7 +125,7 @@ def select(tokens: Tensor, num_select: int, tiling: tuple[int, int, int], favour
         _select_in_registers,
         (batch * count,),
         tokens,
-        tokens if favour is None else favour,
+        tokens if gain_scale is None else gain_scale,
         picks,
         tokens.stride(0),
         tokens.stride(1),
@@ -141,14 +138,14 @@ def select(tokens: Tensor, num_select: int, tiling: tuple[int, int, int], favour
         WIDTH=tiling[2],
         BLOCK=block,
         BLOCK_C=64 if tokens.element_size() < 4 else 32,
-        HAS_FAVOUR=favour is not None,
+        HAS_GAIN_SCALE=gain_scale is not None,
         num_warps=8 if block > 64 else 4,
     )
     return picks
 
 
-def select_from_similarity(similarity: Tensor, num_select: int, favour: Tensor | None = None) -> Tensor:
-    """Choose by a similarity `float32 [G, n, m]`, which is overwritten: -> `int64 [G, k]`. `favour` is `[G, n]`."""
+def select_from_similarity(similarity: Tensor, num_select: int, gain_scale: Tensor | None = None) -> Tensor:
+    """Choose by a similarity `float32 [G, n, m]`, which is overwritten: -> `int64 [G, k]`. `gain_scale` is `[G, n]`."""
     similarity = similarity.contiguous()
     groups, candidates, tokens = similarity.shape
     picks = torch.empty(groups, num_select, dtype=torch.int64, device=similarity.device)
@@ -157,14 +154,14 @@ def select_from_similarity(similarity: Tensor, num_select: int, favour: Tensor |
         _select_from_memory,
         (groups,),
         similarity,
-        similarity if favour is None else favour,
+        similarity if gain_scale is None else gain_scale,
         picks,
         CANDIDATES=candidates,
         TOKENS=tokens,
         NUM_SELECT=num_select,
         BLOCK_I=max(1, min(power_of_two(candidates), 16384 // block_j)),
         BLOCK_J=block_j,
-        HAS_FAVOUR=favour is not None,
+        HAS_GAIN_SCALE=gain_scale is not None,
         num_warps=16 if block_j >= 256 else 4,
     )
     return picks

@@ -192,7 +192,8 @@ def unmerge(merged: Tensor, weights: Tensor, tiling: tuple[int, int, int], resid
     residual = None if residual is None else dense_channels(residual)
     batch, _, channels = merged.shape
     blocks, num_destinations, size = weights.shape
-    result = torch.empty(batch, blocks // batch * size, channels, dtype=merged.dtype, device=merged.device)
+    dtype = merged.dtype if residual is None else torch.promote_types(merged.dtype, residual.dtype)
+    result = torch.empty(batch, blocks // batch * size, channels, dtype=dtype, device=merged.device)
     group = _group(size)
     block_n = min(BLOCK_ROWS, power_of_two(group * size))
     grid = (triton.cdiv(blocks, group), triton.cdiv(channels, BLOCK_C), triton.cdiv(group * size, block_n))

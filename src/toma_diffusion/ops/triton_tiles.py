@@ -34,6 +34,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     Compiled code sees to the device itself.
     """
     device = arguments[0].device
+    for argument in arguments[1:]:
+        if isinstance(argument, Tensor) and argument.device != device:
+            raise ValueError(
+                f"a kernel got tensors on {device} and on {argument.device}: all must lie on one device. "
+                "Models whose blocks lie on several devices cannot be merged."
+            )
     if torch.compiler.is_compiling() or device.type != "cuda" or device.index == torch.cuda.current_device():
         kernel[grid](*arguments, **constants)
     else:

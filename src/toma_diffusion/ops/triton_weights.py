@@ -12,9 +12,6 @@ from torch import Tensor
 
 from toma_diffusion.ops.triton_tiles import dense_channels, launch, power_of_two, token_rows
 
-LARGEST_REGION = 128
-"""Tokens of a region that one program can weigh."""
-
 
 @triton.jit
 def _weigh(

@@ -1,4 +1,4 @@
-"""From the folder of a run to one HTML page that needs nothing else: no network, no files beside it."""
+"""Writes a run as one self-contained HTML page: it needs no network and no other files."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.folder import RunFolder
 from toma_diffusion.evaluation.plan import Item
 from toma_diffusion.evaluation.table import FORMATS, HEADINGS
-from toma_diffusion.files import replacing
+from toma_diffusion.files import check_writable, replacing
 from toma_diffusion.report.paper_table import paper_table
 from toma_diffusion.report.pictures import data_uri
 from toma_diffusion.report.plots import legend, speed_against_quality
 
 REPORT = "report.html"
 MERGE_MAP = "merge-map.png"
-"""A picture of what merges into what; shown if the folder has one."""
+"""A figure of what merges into what. It is shown if the folder has one."""
 ASSETS = Path(__file__).with_name("assets")
 MOST_ITEMS = 12
-"""Rows of images on a page; with more it would take long to load. They are spread over the run evenly."""
+"""Rows of images on a page: more would take long to load. They are spread evenly over the run."""
 LARGEST_IMAGE, LARGEST_MAP = 512, 1400
-"""Sides in pixels, of what is shown."""
+"""Longest sides in pixels of what is shown."""
 CAPTION_METRICS = ("psnr", "lpips", "clip_t")
-"""What stands below an image, of the metrics that it has."""
+"""Metrics in the caption of an image."""
 MEANINGS: Mapping[str, str] = {
     "mse": "mean squared error to the unmerged image, of values from 0 to 255",
-    "psnr": "peak signal-to-noise ratio to the unmerged image, in dB; of all images, that of their mean squared error",
+    "psnr": "peak signal-to-noise ratio to the unmerged image, in dB, from the mean squared error of all images",
     "ssim": "structural similarity to the unmerged image",
     "lpips": "perceptual distance to the unmerged image (AlexNet)",
     "dino": "distance of DINO features to those of the unmerged image",
@@ -40,10 +41,10 @@ MEANINGS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Picture:
-    """One image of the page."""
+    """One image on the page."""
 
     title: str
-    """The variant's."""
+    """The title of the variant."""
     alt: str
     uri: str
     width: int
@@ -53,7 +54,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Row:
-    """All variants of one prompt and seed; the unmerged image comes first."""
+    """All variants of one prompt and seed. The unmerged image comes first."""
 
     prompt: str
     seed: int
@@ -61,12 +62,14 @@ class Row:
 
 
 def write_report(folder: RunFolder, output: Path | None = None) -> Path:
-    """Write the page, `report.html` in the folder if not told otherwise, and say where it is."""
+    """Write the page, by default `report.html` in the folder, and return its path."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     rows = folder.table()
     if not rows:
-        raise ValueError(f"{str(folder.path)!r} has no table yet: finish the run with `toma eval` first.")
+        raise UsageError(f"{str(folder.path)!r} has no table yet: finish the run with `toma eval` first.")
+    path = output or folder.path / REPORT
+    check_writable(path)
     table = paper_table(folder.plan.variants, rows)
     shown = choose_items(folder)
     environment = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined)
@@ -88,19 +91,18 @@ def write_report(folder: RunFolder, output: Path | None = None) -> Path:
         css=(ASSETS / "page.css").read_text(encoding="utf-8"),
         script=(ASSETS / "page.js").read_text(encoding="utf-8"),
     )
-    path = output or folder.path / REPORT
     with replacing(path) as file:
         file.write(page)
     return path
 
 
 def choose_items(folder: RunFolder) -> list[Item]:
-    """The items to show, of those that all variants have an image of."""
+    """The items to show, out of those that have an image of every variant."""
     plan = folder.plan
-    drawn = [item for item in plan.items if all(folder.image_path(each, item).exists() for each in plan.variants)]
-    if len(drawn) <= MOST_ITEMS:
-        return drawn
-    return [drawn[index * len(drawn) // MOST_ITEMS] for index in range(MOST_ITEMS)]
+    finished = [item for item in plan.items if all(folder.image_path(each, item).exists() for each in plan.variants)]
+    if len(finished) <= MOST_ITEMS:
+        return finished
+    return [finished[index * len(finished) // MOST_ITEMS] for index in range(MOST_ITEMS)]
 
 
 def _row(folder: RunFolder, item: Item) -> Row:
@@ -133,7 +135,7 @@ def _configuration(config: Any) -> str:
 
 
 def _sources(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Where the metrics' weights come from, as the table tells."""
+    """Where the weights of the metrics come from, as noted in the table."""
     found: dict[str, str] = {}
     for row in rows:
         found |= json.loads(row["sources"] or "{}")

@@ -1,0 +1,33 @@
+"""The two bounds of ToMA's time from below. They make noise of a picture, so they are no presets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from toma_diffusion.config import Config, ToMAConfig
+from toma_diffusion.experiments.cells import Cell
+from toma_diffusion.methods import method_of
+
+LOWER_BOUND, FLOOR = "lower-bound", "floor"
+DEFAULTS = ToMAConfig()
+
+
+def bounds_of(config: Config) -> tuple[Cell | None, Cell | None]:
+    """The lower bound and the floor of a method's time; methods other than ToMA have none.
+
+    The lower bound has fixed random projections: nothing is selected or weighed. The floor slices tokens away: nothing
+    is merged either. What makes no difference to them has its default value, so that methods share them.
+    """
+    if method_of(config).name != "toma":
+        return None, None
+    settings = config.to_dict()
+    shared = ("ratio", "scope", "sites", "window", "min_tokens", "skip_blocks")
+    floor = ToMAConfig(selection="slice", **{name: settings[name] for name in shared})
+    lower_bound = replace(
+        ToMAConfig.from_dict(settings),
+        selection="none",
+        select_every=DEFAULTS.select_every,
+        reweigh_every=DEFAULTS.reweigh_every,
+        rotation=DEFAULTS.rotation,
+    )
+    return Cell(LOWER_BOUND, lower_bound), Cell(FLOOR, floor)

@@ -1,0 +1,8 @@
+"""The error for mistakes that a user can correct."""
+
+
+class UsageError(ValueError):
+    """A wrong setting, model or file, told in one sentence with what to do about it.
+
+    The command line prints its message alone. Every other error is printed with a traceback.
+    """

@@ -1,0 +1,102 @@
+"""A method with its settings, as a user writes it, and as it is applied to a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from toma_diffusion.api import apply_toma
+from toma_diffusion.config import Config
+from toma_diffusion.errors import UsageError
+from toma_diffusion.experiments.parsing import parse_value
+from toma_diffusion.methods import METHODS, named_config
+
+COLUMNS_OF_THEIR_OWN = ("ratio", "scope", "assign")
+"""Settings that have a column in the rows; the others are noted together."""
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A preset or another method, and the fields to change in it."""
+
+    preset: str
+    overrides: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> MethodSpec:
+        """`toma`, or `fast:num_regions=256;scope=block`, or `tomesd:max_downsample=2`."""
+        preset, _, changes = text.strip().partition(":")
+        overrides = {}
+        for change in filter(None, (part.strip() for part in changes.split(";"))):
+            name, equals, value = change.partition("=")
+            if not equals:
+                raise UsageError(f"method {text!r}: {change!r} is not a setting; write name=value, separated by ';'.")
+            overrides[name.strip()] = parse_value(value.strip())
+        if "ratio" in overrides:
+            raise UsageError(
+                f"method {text!r} sets the ratio, which has an option of its own: leave it out of the settings."
+            )
+        named_config(preset, overrides)  # raises, with the field and what is allowed, if anything is wrong
+        return cls(preset, tuple(overrides.items()))
+
+    def possible(self, ratios: Iterable[float]) -> list[float]:
+        """The ratios that it can have: ToMA any, others not."""
+        return [ratio for ratio in ratios if self.preset not in METHODS or self._allows(ratio)]
+
+    def _allows(self, ratio: float) -> bool:
+        try:
+            named_config(self.preset, dict(self.overrides) | {"ratio": ratio})
+        except UsageError:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method with all its settings: what one measurement is about."""
+
+    method: str
+    config: Config | None = None
+    """As it is applied; None for the baseline."""
+    overrides: tuple[str, ...] = ()
+    """Fields that the user set, noted even where they have their default value."""
+
+    @property
+    def settings(self) -> str:
+        """What the user set and what differs from the defaults, unless it has a column of its own; compact JSON."""
+        if self.config is None:
+            return "{}"
+        values, defaults = self.config.to_dict(), type(self.config)().to_dict()
+        noted = {
+            name: value
+            for name, value in sorted(values.items())
+            if name not in COLUMNS_OF_THEIR_OWN and (value != defaults[name] or name in self.overrides)
+        }
+        return json.dumps(noted, separators=(",", ":"))
+
+    @property
+    def key(self) -> dict[str, str]:
+        """The columns that tell it from the other cells of its group."""
+        scope, ratio = ("", "") if self.config is None else (self.config.scope, f"{self.config.ratio:g}")
+        assign = "" if self.config is None else self.config.assign
+        return {"method": self.method, "settings": self.settings, "scope": scope, "assign": assign, "ratio": ratio}
+
+
+def cells_of(
+    model: Any, methods: Iterable[MethodSpec], ratios: Iterable[float], scopes: Iterable[str] = ()
+) -> list[Cell]:
+    """Every method at every ratio. The settings are those that `apply_toma` arrives at for this model.
+
+    Scopes are a matter of ToMA. A method that cannot have some of the ratios is taken at the others.
+    """
+    ratios, scopes = list(ratios), list(scopes)
+    cells: dict[Cell, None] = {}
+    for method in methods:
+        for chosen in [{"scope": scope} for scope in scopes if method.preset not in METHODS] or [{}]:
+            for ratio in method.possible(ratios) or ratios:  # if none is, the error says why
+                overrides = dict(method.overrides) | chosen
+                with apply_toma(model, method.preset, ratio=ratio, **overrides) as handle:
+                    cells[Cell(method.preset, handle.summary().config, tuple(overrides))] = None
+    return list(cells)

@@ -1,0 +1,259 @@
+"""Which step of which generation a call of the denoiser belongs to. No value of a tensor is ever read.
+
+There are three sources, the first that is there counts:
+
+1. **You say it**, by `handle.begin(num_steps)` and `handle.step(i)`.
+2. **The scheduler that runs.** It belongs to the pipeline whose `__call__` is running, found on Python's stack, or else
+   to the pipeline that `apply_toma` got. Its position is known where the timestep of the call is a view into its
+   `timesteps` (the offset is the position), or where it counts by itself (`step_index`, `begin_index`). Calls at one
+   position are passes over one step: the two halves of guidance, tiles of a picture. A generation begins with new
+   timesteps, or when the position goes back.
+3. **The identity of tensors**, where there is no scheduler or it tells no position. A call is another pass over the
+   same step if it gets the same sample with a conditioning not seen in this step; with a scheduler, also if its sample
+   has another shape (skip-layer guidance). Anything else begins a new step, so that a plain loop counts every call.
+   Without a scheduler a new conditioning begins a new generation. With one, it does if all steps are done, or if the
+   old conditioning no longer exists.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from toma_diffusion.errors import UsageError
+
+DENOISERS = ("unet", "transformer")
+"""Where diffusers pipelines keep their denoiser."""
+OWNERS = ("self", "components")
+"""Names of the local variable that holds a running pipeline: in a pipeline's own call, in a block of a modular one."""
+MOST_PASSES = 64
+"""More calls at one position than any pipeline makes: somebody calls the model at one timestep again and again."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Where a call stands."""
+
+    step: int
+    """From 0, in this generation."""
+    num_steps: int | None
+    """Steps of this generation, where anything tells."""
+    ordinal: int
+    """Which pass over the step this is, from 0."""
+    is_exact: bool
+    """Whether the step was told or read from a scheduler, and not inferred from the identity of tensors."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether this is the first call of a generation."""
+        return self.step == 0 and self.ordinal == 0
+
+
+class StepCounter:
+    """Counts the steps of one denoiser. Holds no tensor and no pipeline alive."""
+
+    def __init__(self, pipeline: Any = None) -> None:
+        self._pipeline = weakref.ref(pipeline) if pipeline is not None else None
+        self._timesteps = _Identity(None)
+        self.reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # a copied or pickled model is in no pipeline that is known
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    @property
+    def has_pipeline(self) -> bool:
+        """Whether the pipeline that `apply_toma` got still exists."""
+        return self._pipeline is not None and self._pipeline() is not None
+
+    def reset(self) -> None:
+        """Forget everything, also what was told: the next call begins a new generation."""
+        self._told_num_steps: int | None = None
+        self._told_step: int | None = None
+        self._restart()
+
+    def begin(self, num_steps: int) -> None:
+        """The next call begins a generation of so many steps."""
+        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
+            raise UsageError(f"num_steps={num_steps!r} is not allowed: it must be a whole number of 1 or more.")
+        self.reset()
+        self._told_num_steps = num_steps
+
+    def tell(self, step: int) -> None:
+        """The calls from now on belong to this step, from 0. Going back begins a new generation, and so does step 0."""
+        most = self._told_num_steps
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0 or (most is not None and step >= most):
+            allowed = "0 or more" if most is None else f"from 0 to {most - 1} after begin({most})"
+            raise UsageError(f"step={step!r} is not allowed: it must be a whole number, {allowed}.")
+        if step == 0 or self._told_step is None or step < self._told_step:
+            self._restart()
+        elif step != self._told_step:
+            self._passes.clear()
+        self._told_step = step
+
+    def read(self, model: nn.Module, sample: Tensor, conditioning: Tensor | None, timestep: Any = None) -> Tick:
+        """Count one call of the denoiser."""
+        if self._told_step is not None:
+            self._step = self._told_step
+            return self._note(sample, conditioning, self._told_num_steps, is_exact=True)
+        running = running_pipeline(model) if self._told_num_steps is None else None
+        scheduler = self._scheduler(running)
+        timesteps = getattr(scheduler, "timesteps", None)
+        if self._step >= 0 and not self._timesteps.holds(timesteps):
+            self._restart()
+        position = None if timesteps is None else _position(scheduler, timesteps, timestep)
+        if position is not None:
+            self._go_to(*position, sample, conditioning)
+        else:
+            self._infer(timesteps, self._count_steps(running, timesteps), sample, conditioning)
+        self._timesteps = _Identity(timesteps)
+        return self._note(sample, conditioning, self._count_steps(running, timesteps), is_exact=position is not None)
+
+    def _restart(self) -> None:
+        self._step = -1
+        self._first: int | None = None
+        """Position of the first step among the scheduler's timesteps, if it is known."""
+        self._last = -1
+        """Position of the last call."""
+        self._is_assumed = False
+        """Whether that position was not known but assumed, because the scheduler had not begun to count."""
+        self._passes: list[tuple[_Identity, _Identity, tuple[int, ...]]] = []
+        self._timesteps = _Identity(None)
+        self._conditioning = _Identity(None)
+
+    def _scheduler(self, running: Any) -> Any:
+        if self._told_num_steps is not None:
+            return None
+        pipeline = self._pipeline() if running is None and self._pipeline is not None else running
+        return getattr(pipeline, "scheduler", None)
+
+    def _count_steps(self, running: Any, timesteps: Any) -> int | None:
+        if timesteps is None:
+            return self._told_num_steps
+        # A pipeline that is running notes how many steps it makes: fewer where it starts late or ends early. What one
+        # that is not running has noted may be of an earlier generation.
+        noted = getattr(running, "num_timesteps", None)
+        return noted if isinstance(noted, int) and noted > 0 else len(timesteps) - (self._first or 0)
+
+    def _go_to(self, position: int, is_assumed: bool, sample: Tensor, conditioning: Tensor | None) -> None:
+        """Count a call at a known position among the scheduler's timesteps."""
+        goes_back = position < self._last
+        repeats = position == self._last and (
+            len(self._passes) >= MOST_PASSES
+            or any(known.holds(sample) and given.holds(conditioning) for known, given, _ in self._passes)
+        )
+        if goes_back or repeats:
+            self._restart()
+        if self._step < 0:
+            self._step, self._first = 0, position
+        elif position > self._last:
+            if self._is_assumed:
+                self._first = position - 1  # only now it is known where the first step was
+            self._step = position - (self._first or 0)
+            self._passes.clear()
+        self._last, self._is_assumed = position, is_assumed
+
+    def _infer(self, timesteps: Any, num_steps: int | None, sample: Tensor, conditioning: Tensor | None) -> None:
+        """Count a call by the identity of its tensors."""
+        is_new_step = self._is_new_step(sample, conditioning, is_scheduled=timesteps is not None)
+        if self._step < 0 or (is_new_step and self._is_new_generation(timesteps, num_steps, sample, conditioning)):
+            self._restart()
+        if is_new_step or self._step < 0:
+            self._step += 1
+            self._passes.clear()
+
+    def _is_new_generation(
+        self, timesteps: Any, num_steps: int | None, sample: Tensor, conditioning: Tensor | None
+    ) -> bool:
+        if self._conditioning.holds(conditioning):
+            return False
+        if timesteps is None:
+            return self._told_num_steps is None or self._step + 1 >= self._told_num_steps
+        is_exhausted = num_steps is not None and self._step + 1 >= num_steps
+        # A batch that changes with its conditioning is guidance cut off half-way, not a new generation.
+        return is_exhausted or (self._conditioning.is_gone and tuple(sample.shape) == self._passes[0][2])
+
+    def _is_new_step(self, sample: Tensor, conditioning: Tensor | None, *, is_scheduled: bool) -> bool:
+        for known, given, shape in self._passes:
+            if known.holds(sample):
+                if given.holds(conditioning):
+                    return True
+            elif tuple(sample.shape) == shape or not is_scheduled:
+                return True
+        return not self._passes
+
+    def _note(self, sample: Tensor, conditioning: Tensor | None, num_steps: int | None, *, is_exact: bool) -> Tick:
+        if not self._passes:
+            self._conditioning = _Identity(conditioning)
+        self._passes.append((_Identity(sample), _Identity(conditioning), tuple(sample.shape)))
+        return Tick(self._step, num_steps, len(self._passes) - 1, is_exact)
+
+
+def running_pipeline(model: nn.Module) -> Any:
+    """The pipeline that is running and has `model` for its denoiser; None if there is none.
+
+    It is looked for on Python's stack: a function `__call__` whose `self`, or whose `components`, has a scheduler and
+    this model. Nothing else tells which of several pipelines that share a model is at work.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__call__":
+            for name in OWNERS:
+                if name in code.co_varnames[: code.co_argcount] and _holds(frame.f_locals.get(name), model):
+                    return frame.f_locals[name]
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _holds(owner: Any, model: nn.Module) -> bool:
+    if isinstance(owner, nn.Module) or getattr(owner, "scheduler", None) is None:
+        return False
+    denoisers = [getattr(owner, name, None) for name in DENOISERS]
+    return any(getattr(denoiser, "_orig_mod", denoiser) is model for denoiser in denoisers)
+
+
+def _position(scheduler: Any, timesteps: Any, timestep: Any) -> tuple[int, bool] | None:
+    """Where a call stands among the scheduler's timesteps, and whether that is only assumed; None if nothing tells."""
+    if (offset := _offset(timesteps, timestep)) is not None:
+        return offset, False
+    if not hasattr(scheduler, "step_index"):
+        return None
+    if isinstance(scheduler.step_index, int):
+        return scheduler.step_index, False
+    begin = getattr(scheduler, "begin_index", None)  # most schedulers begin to count with their first step
+    return (begin, False) if isinstance(begin, int) else (0, True)
+
+
+def _offset(timesteps: Any, timestep: Any) -> int | None:
+    """The index of `timestep` in `timesteps`, if it is a view of one of its elements, perhaps expanded over a batch."""
+    if not isinstance(timesteps, Tensor) or not isinstance(timestep, Tensor) or timestep.dtype != timesteps.dtype:
+        return None
+    if timestep.device != timesteps.device or timestep.device.type == "meta" or any(timestep.stride()):
+        return None
+    if timestep.untyped_storage().data_ptr() != timesteps.untyped_storage().data_ptr():
+        return None
+    offset = int(timestep.storage_offset() - timesteps.storage_offset())
+    return offset if 0 <= offset < len(timesteps) else None
+
+
+class _Identity:
+    """Remembers an object without keeping it alive."""
+
+    def __init__(self, value: Any) -> None:
+        self._reference = None if value is None else weakref.ref(value)
+
+    def holds(self, value: Any) -> bool:
+        """Whether `value` is that very object."""
+        return value is None if self._reference is None else value is not None and self._reference() is value
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the object no longer exists."""
+        return self._reference is not None and self._reference() is None

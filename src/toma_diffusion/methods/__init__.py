@@ -1,0 +1,74 @@
+"""The methods, one a file: ToMA, and ToMeSD, ToFu and ToDo to compare it with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from toma_diffusion.config import PRESETS, Config, ToMAConfig
+from toma_diffusion.config.base import check_one_of
+from toma_diffusion.errors import UsageError
+from toma_diffusion.methods.base import Method, PerBlockMethod
+from toma_diffusion.methods.todo import ToDo
+from toma_diffusion.methods.tofu import ToFu
+from toma_diffusion.methods.toma import ToMA
+from toma_diffusion.methods.tomesd import ToMeSD
+
+__all__ = ["METHODS", "Method", "PerBlockMethod", "config_class", "method_of", "named_config", "resolve_config"]
+
+_METHODS: tuple[Method[Any], ...] = (ToMA(), ToMeSD(), ToFu(), ToDo())
+METHODS: Mapping[str, type[Config]] = MappingProxyType(
+    {method.name: method.config_class for method in _METHODS if not isinstance(method, ToMA)}
+)
+"""The settings of the other methods, by the name of the method."""
+
+
+def method_of(config: Config) -> Method[Any]:
+    """The method that a configuration is for."""
+    for method in _METHODS:
+        if type(config) is method.config_class:
+            return method
+    raise UsageError(f"{type(config).__name__} belongs to no method: use the settings of one of {_names()}.")
+
+
+def config_class(name: str) -> type[Config]:
+    """The settings of a preset of ToMA, or of another method."""
+    return METHODS.get(name, ToMAConfig)
+
+
+def named_config(name: str, overrides: Mapping[str, Any]) -> Config:
+    """The configuration of a preset of ToMA, or of another method, with single fields replaced."""
+    if name in METHODS:
+        return METHODS[name].from_dict(overrides)
+    if name not in PRESETS:
+        ToMAConfig.check_not_a_bound(name)
+        check_one_of("preset", name, (*PRESETS, *METHODS))
+    return ToMAConfig.from_preset(name, **overrides)
+
+
+def resolve_config(given: Config | str | None, overrides: Mapping[str, Any], defaults: Mapping[str, Any]) -> Config:
+    """The settings that a user means.
+
+    Args:
+        given: a configuration, taken as it is; or the name of a preset or method; or None for `ToMAConfig()`.
+        overrides: fields to replace.
+        defaults: of the model family. They fill the fields that neither the user nor a configuration has set.
+    """
+    if isinstance(given, Config):
+        return type(given).from_dict(given.to_dict() | dict(overrides))
+    if given is None:
+        return ToMAConfig.from_dict({**defaults, **overrides})
+    if isinstance(given, str):
+        known = config_class(given)
+        return named_config(
+            given, {name: value for name, value in defaults.items() if known.knows(name)} | {**overrides}
+        )
+    raise UsageError(
+        f"{given!r} is not a configuration: pass a ToMAConfig, the name of a preset, or nothing; for another method "
+        f"its name, one of {', '.join(METHODS)}, or its configuration."
+    )
+
+
+def _names() -> str:
+    return ", ".join(method.name for method in _METHODS)

@@ -1,0 +1,89 @@
+"""What a method is: it turns a configuration, the blocks of a model and the state into hooks, plans and a summary."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeVar
+
+from toma_diffusion.adapters import Block, Hook, Site, SiteSpec
+from toma_diffusion.config import Config
+from toma_diffusion.core import Plan
+from toma_diffusion.hooks.handle import Placement
+from toma_diffusion.hooks.sites import UpdatePlan
+from toma_diffusion.hooks.state import MergeState, Slot
+from toma_diffusion.hooks.summary import BlockRecord
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+Placed = tuple[list[Placement], list[BlockRecord]]
+"""All hooks of a method, and what is done in every block."""
+
+
+class Method(ABC, Generic[ConfigT]):
+    """One method. It holds no state: what lasts from step to step lives in the slots of `MergeState`."""
+
+    name: ClassVar[str]
+    """As a user writes it."""
+    config_class: ClassVar[type[Any]]
+    """Its settings. Every class of settings belongs to one method."""
+
+    @abstractmethod
+    def place(self, config: ConfigT, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
+        """Put the method into a model.
+
+        Args:
+            blocks: of the model, in the order in which they run.
+            reasons: by index, the blocks that must be left alone, and why.
+            state: gets a slot for every plan, and notes for the summary.
+        """
+
+    @abstractmethod
+    def describe(self, config: ConfigT) -> list[str]:
+        """What is done, in lines for `summary()`."""
+
+
+class PerBlockMethod(Method[ConfigT]):
+    """A method in which every block has a plan of its own, made anew in every call."""
+
+    reads_blocks: ClassVar[bool] = True
+    """Whether the plan is made from the tokens that come into the block."""
+
+    @abstractmethod
+    def plans(self, config: ConfigT, blocks: list[Block]) -> list[Callable[..., Plan]]:
+        """For every block what makes its plan, from a grid, `batch_size`, `dtype`, `device` and `joint`."""
+
+    @abstractmethod
+    def left_alone(self, config: ConfigT, blocks: list[Block]) -> dict[int, str]:
+        """By index the blocks that the method does not act in, and why. Raises where it cannot act at all."""
+
+    def hooks(self, spec: SiteSpec, site: Site) -> list[tuple[str, Hook]]:
+        """What acts at one place of a block, each with the name of its module inside the block."""
+        return spec.hooks(site)
+
+    def place(self, config: ConfigT, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
+        """Hooks at the chosen sites of every block that is not left alone."""
+        placements: list[Placement] = []
+        records = []
+        reasons = self.left_alone(config, blocks) | reasons
+        for index, (block, make) in enumerate(zip(blocks, self.plans(config, blocks), strict=True)):
+            specs = block.chosen_sites(config.sites) if index not in reasons else []
+            reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(config.sites)}")
+            if reason is None:
+                slot = Slot(block.name, block.kind, make)
+                state.slots.append(slot)
+                if self.reads_blocks:
+                    placements.append(Placement(block.module, None, UpdatePlan(Site(state, slot))))
+            for spec in specs:
+                hooks = self.hooks(spec, Site(state, slot, spec.leave_alone))
+                placements += [Placement(block.module, name, hook) for name, hook in hooks]
+            records.append(block.record(specs, reason))
+        return placements, records
+
+
+def relative_levels(blocks: list[Block]) -> list[int]:
+    """How often the grid of every block was halved since the first that has any attention.
+
+    SDXL has none at its highest resolution: counted from there, methods that act at the highest level would not act.
+    """
+    first = min((block.level for block in blocks), default=0)
+    return [block.level - first for block in blocks]

@@ -1,0 +1,121 @@
+"""ToDo: Token Downsampling for Efficient Generation of High-Resolution Images (Smith et al. 2024, arXiv 2402.13573)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from toma_diffusion.adapters import Arguments, Block, Hook, Keywords, Site, SiteSpec, _diffusers, argument
+from toma_diffusion.config import ToDoConfig
+from toma_diffusion.core import Grid, Plan
+from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.sites import get_hidden_states
+from toma_diffusion.methods.base import PerBlockMethod, relative_levels
+
+
+class ToDo(PerBlockMethod[ToDoConfig]):
+    """Queries whole, keys and values from a smaller grid."""
+
+    name = "todo"
+    config_class = ToDoConfig
+    reads_blocks = False
+
+    def left_alone(self, config: ToDoConfig, blocks: list[Block]) -> dict[int, str]:
+        """Blocks of a lower resolution. Refuses joint attention."""
+        joint = [block.name for block in blocks if block.stream is not None]
+        if joint:
+            raise UsageError(
+                f"ToDo cannot be applied here: {joint[0]} attends to text and image jointly and makes queries and keys "
+                "from the same tokens, with the same positions, so that keys alone cannot be reduced. "
+                "Use it on a UNet or PixArt, or use 'tomesd' or 'tofu' here."
+            )
+        levels = relative_levels(blocks)
+        return {index: "level without a factor" for index, level in enumerate(levels) if level >= len(config.factors)}
+
+    def plans(self, config: ToDoConfig, blocks: list[Block]) -> list[Callable[..., Plan]]:
+        """By level."""
+        by_level = dict(enumerate(config.factors))
+        return [partial(DownsamplePlan, factor=by_level.get(level, 1)) for level in relative_levels(blocks)]
+
+    def hooks(self, spec: SiteSpec, site: Site) -> list[tuple[str, Hook]]:
+        """One before self-attention."""
+        return [(spec.name, DownsampleKeys(site))]
+
+    def describe(self, config: ToDoConfig) -> list[str]:
+        """What is reduced."""
+        factors = ", ".join(map(str, config.factors))
+        return [f"keys and values of self-attention downsampled by {factors}; queries whole"]
+
+
+class DownsamplePlan(Plan):
+    """Every n-th row and column of a grid, in row-major order. On sides that n does not divide, the rows nearest."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        factor: int,
+        batch_size: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        joint: bool = False,
+    ) -> None:
+        self.grid = grid
+        self.factor = factor
+        self.height, self.width = (max(1, side // factor) for side in (grid.height, grid.width))
+        rows = torch.arange(self.height, device=device) * grid.height // self.height
+        columns = torch.arange(self.width, device=device) * grid.width // self.width
+        self.positions = (rows[:, None] * grid.width + columns).flatten()
+
+    @property
+    def num_destinations(self) -> int:
+        """Tokens that keys and values are made from."""
+        return self.height * self.width
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """The indices that stay."""
+        return [self.positions]
+
+    def describe(self) -> str:
+        """The smaller grid."""
+        return f"keys and values of {self.height}×{self.width}"
+
+    def merge(self, tokens: Tensor) -> Tensor:
+        """The tokens that stay."""
+        return tokens.index_select(1, self.positions)
+
+    def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Queries are whole, and so is what comes of them."""
+        return merged if residual is None else residual + merged
+
+    def gather(self, table: Tensor) -> Tensor:
+        """The rows of the tokens that stay."""
+        return table.index_select(0, self.positions)
+
+
+@dataclass(eq=False)
+class DownsampleKeys(Hook):
+    """Forward pre-hook of self-attention: keys and values are made from fewer tokens, by way of the argument in which
+    cross-attention gets its text."""
+
+    site: Site
+
+    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
+        """Pass the smaller grid along with the whole one."""
+        plan = self.site.plan(kwargs)
+        if plan is None:
+            return None
+        if argument("encoder_hidden_states", 1, args, kwargs) is not None:
+            raise UsageError("this block attends to text where others attend to themselves: name it in skip_blocks.")
+        if _diffusers.has_fused_projections(module):
+            raise UsageError(
+                "ToDo makes keys from other tokens than queries, which fused projections cannot: "
+                "call unfuse_qkv_projections first."
+            )
+        tokens = self.site.merge(plan, get_hidden_states(args, kwargs))
+        return args, {**kwargs, "encoder_hidden_states": tokens}

@@ -1,0 +1,117 @@
+"""ToMA: Token Merge with Attention (Lu et al. 2025, arXiv 2509.10918)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from itertools import groupby
+
+from toma_diffusion.adapters import Block, Site, SiteSpec
+from toma_diffusion.config import SITES, ToMAConfig
+from toma_diffusion.core import MergePlan
+from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.handle import Placement
+from toma_diffusion.hooks.sites import EnterBlock, LeaveBlock, Run
+from toma_diffusion.hooks.state import MergeState, Slot
+from toma_diffusion.hooks.summary import BlockRecord
+from toma_diffusion.methods.base import Method, Placed
+
+
+class ToMA(Method[ToMAConfig]):
+    """Blocks of one kind share a plan. Tokens are merged around modules, around blocks, or around runs of blocks."""
+
+    name = "toma"
+    config_class = ToMAConfig
+
+    def place(self, config: ToMAConfig, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
+        """By scope."""
+        if config.scope != "module" and config.sites != SITES:
+            raise UsageError(
+                f"sites={config.sites} counts only in scope 'module'; scope={config.scope!r} merges whole blocks. "
+                "Add scope='module', or leave sites out."
+            )
+        around = _around_modules if config.scope == "module" else _around_blocks
+        placed = around(config, blocks, reasons, state)
+        _note_missing_plans(config, state)
+        return placed
+
+    def describe(self, config: ToMAConfig) -> list[str]:
+        """How tokens are chosen, and when."""
+        lines = [f"destinations by {config.selection}, {config.assign} assignment, unmerged by {config.unmerge}"]
+        if config.min_tokens:
+            lines.append(f"grids of fewer than {config.min_tokens} tokens left whole")
+        if config.num_plans > 1:
+            lines.append(f"{config.num_plans} plans in turn")
+        if config.rotation and config.selection == "facility-location":
+            lines.append(f"destinations chosen before damped by exp(−{config.rotation:g})")
+        elif config.rotation:
+            lines.append(
+                f"rotation={config.rotation:g} without effect: {config.selection} does not look at earlier choices"
+            )
+        lines.append(f"selected every {_steps(config.select_every)}, reweighed every {_steps(config.reweigh_every)}")
+        return lines
+
+
+def _around_modules(config: ToMAConfig, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
+    placements: list[Placement] = []
+    records = []
+    merged: Counter[str] = Counter()
+    for index, block in enumerate(blocks):
+        specs = block.chosen_sites(config.sites) if index not in reasons else []
+        reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(config.sites)}")
+        for spec in specs:
+            site = _site(config, state, block, merged[block.kind], spec)
+            placements += [Placement(block.module, name, hook) for name, hook in spec.hooks(site)]
+        merged[block.kind] += bool(specs)
+        records.append(block.record(specs, reason))
+    return placements, records
+
+
+def _around_blocks(config: ToMAConfig, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
+    placements: list[Placement] = []
+    records: list[BlockRecord] = []
+    indexed = list(enumerate(blocks))
+    runs: Counter[str] = Counter()
+    # Consecutive blocks of one run that are all merged stay merged together; in `block` scope each is its own run.
+    for (left_alone, _), group in groupby(
+        indexed, key=lambda item: (item[0] in reasons, item[1].run if config.scope == "stage" else item[0])
+    ):
+        members = list(group)
+        if left_alone:
+            records += [block.record((), reasons[index]) for index, block in members]
+            continue
+        run = Run()
+        for index, block in members:
+            site = _site(config, state, block, runs[block.kind])
+            first, last = index == members[0][0], index == members[-1][0]
+            enter = EnterBlock(site, run, first, block.normalize, block.position_table)
+            leave = LeaveBlock(site, run, last, block.stream)
+            placements += [Placement(block.module, None, enter), Placement(block.module, None, leave)]
+            records.append(BlockRecord(block.name, block.kind, block.width, (block.name,), int(first), None))
+        runs.update({block.kind for _, block in members})
+    return placements, records
+
+
+def _site(config: ToMAConfig, state: MergeState, block: Block, number: int, spec: SiteSpec | None = None) -> Site:
+    """A site of the block that is the `number`-th of its kind. A kind shares one plan, or takes several in turn."""
+    turn = number % config.num_plans
+    name = block.kind if turn == 0 else f"{block.kind}, plan {turn + 1}"
+    slot = next((slot for slot in state.slots if slot.name == name), None)
+    if slot is None:
+        first = next((slot for slot in state.slots if slot.kind == block.kind), None)
+        slot = Slot(name, block.kind, partial(MergePlan, config=config, turn=turn), first_of_kind=first)
+        state.slots.append(slot)
+    return Site(state, slot) if spec is None else Site(state, slot, spec.leave_alone)
+
+
+def _note_missing_plans(config: ToMAConfig, state: MergeState) -> None:
+    """Say where there are not enough blocks, or runs of blocks, to take `num_plans` in turn."""
+    takers = "runs of blocks" if config.scope == "stage" else "merged blocks"
+    for kind in state.kinds:
+        found = sum(slot.kind == kind for slot in state.slots)
+        if found < config.num_plans:
+            state.notes.add(f"{kind} takes {found} of the {config.num_plans} plans: it has no more {takers}")
+
+
+def _steps(number: int) -> str:
+    return "step" if number == 1 else f"{number} steps"

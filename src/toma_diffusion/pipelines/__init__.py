@@ -1,0 +1,1 @@
+"""Opens a pipeline and generates an image with it, the same everywhere."""

@@ -1,0 +1,170 @@
+"""Opens a pipeline: the demo model, a folder, a single file, or a model of the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.step import DENOISERS
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+BUNDLED = "bundled"
+"""The name of the demo model, which is a package of its own: toma-diffusion-demo."""
+HUB_ID = r"[\w.-]+/[\w.-]+"
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+IN_BFLOAT16 = ("FluxTransformer2DModel", "SD3Transformer2DModel", "FluxPipeline", "StableDiffusion3Pipeline")
+"""Denoisers and pipelines that run in bfloat16. All others run in float16."""
+HASHED_NUMBERS = 64
+"""How many numbers of each weight go into the fingerprint, about."""
+SINGLE_FILES: Mapping[str, str] = {
+    "double_blocks.": "FluxPipeline",
+    "joint_blocks.": "StableDiffusion3Pipeline",
+    "conditioner.embedders.1.": "StableDiffusionXLPipeline",
+    "model.diffusion_model.input_blocks.": "StableDiffusionPipeline",
+}
+"""Part of a weight's name in a single-file checkpoint, and the pipeline it belongs to. The first match counts: SDXL has
+the names of Stable Diffusion 1.5 too."""
+
+
+def bundled_model() -> Path:
+    """The folder of the demo model. Raises `UsageError` if its package is not installed."""
+    try:
+        from toma_diffusion_demo import model_folder
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"model {BUNDLED!r} is not installed. Install it: pip install 'toma-diffusion[demo]' "
+            "(from a checkout: pip install ./demo-model)."
+        ) from error
+    return model_folder()
+
+
+def load_pipeline(model: str, device: str | None = None, dtype: str | None = None) -> DiffusionPipeline:
+    """Open a pipeline on a device, with its own progress bar switched off.
+
+    Args:
+        model: `bundled`, a folder with a diffusers pipeline, a single-file `.safetensors` checkpoint, or a hub id.
+        device: such as `cpu`, `cuda` or `cuda:1`. Defaults to a GPU if there is one.
+        dtype: `float16`, `bfloat16` or `float32`. Defaults to the usual half precision of the model on a GPU, and to
+            `float32` on a CPU.
+    """
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r} is not known: use one of {', '.join(DTYPES)}.")
+    chosen = torch.float32 if torch.device(where).type == "cpu" else None
+    return open_pipeline(model, DTYPES[dtype] if dtype is not None else chosen).to(where)
+
+
+def open_pipeline(model: str, dtype: torch.dtype | None = None) -> DiffusionPipeline:
+    """Open a pipeline without moving it to a device. `dtype` defaults to the usual half precision of the model."""
+    source = str(bundled_model()) if model == BUNDLED else model
+    with _loading_messages_off():
+        pipe = _load_file(Path(source), dtype) if Path(source).is_file() else _load_folder(source, dtype)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def can_be_opened(model: str) -> bool:
+    """Whether this may be a model: a file or folder that exists, or a name in the form of a hub id."""
+    return model == BUNDLED or Path(model).exists() or re.fullmatch(HUB_ID, model) is not None
+
+
+def public_name(model: str) -> str:
+    """The name of a model for files that others may read: without its path on this machine."""
+    return Path(model).resolve().name if Path(model).exists() else model
+
+
+def fingerprint(pipe: Any) -> str:
+    """A hash of some numbers of every weight: pipelines with different weights have different ones. Hashing all numbers
+    of a large model would take a minute."""
+    digest = hashlib.sha256()
+    for part, module in sorted(pipe.components.items()):
+        if isinstance(module, nn.Module):
+            for name, tensor in sorted(module.state_dict().items()):
+                numbers = tensor.detach().flatten()
+                some = numbers[:: max(1, len(numbers) // HASHED_NUMBERS)].float().cpu()
+                digest.update(f"{part}.{name} {tuple(tensor.shape)}".encode())
+                digest.update(some.numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+@contextmanager
+def _loading_messages_off() -> Iterator[None]:
+    """Switch the progress bars and log messages of diffusers and transformers off. Errors are still raised."""
+    from diffusers.utils import logging as diffusers_logging
+
+    loggers: list[Any] = [diffusers_logging]
+    if importlib.util.find_spec("transformers"):
+        from transformers.utils import logging as transformers_logging
+
+        loggers.append(transformers_logging)
+    before = [(each.get_verbosity(), each.is_progress_bar_enabled()) for each in loggers]
+    for each in loggers:
+        each.set_verbosity_error()
+        each.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            # Newer versions of diffusers name it `dtype`, which older ones do not accept.
+            warnings.filterwarnings("ignore", ".*torch_dtype", FutureWarning)
+            yield
+    finally:
+        for each, (verbosity, had_bars) in zip(loggers, before, strict=True):
+            each.set_verbosity(verbosity)
+            if had_bars:
+                each.enable_progress_bar()
+
+
+def _load_folder(source: str, dtype: torch.dtype | None) -> Any:
+    from diffusers import DiffusionPipeline
+
+    if not can_be_opened(source):
+        raise UsageError(
+            f"model {source!r} is not known: use {BUNDLED!r}, a folder with a diffusers pipeline, a .safetensors file, "
+            "or a hub id such as owner/name."
+        )
+    try:
+        parts: Mapping[str, Any] = DiffusionPipeline.load_config(source)
+        classes = [parts[name][1] for name in DENOISERS if name in parts] or [""]
+        return DiffusionPipeline.from_pretrained(source, torch_dtype=dtype or half_precision(classes[0]))
+    except Exception as error:  # diffusers and the hub raise many kinds: not found, no network, not a pipeline
+        raise UsageError(f"model {source!r} could not be loaded as a diffusers pipeline: {error}") from error
+
+
+def _load_file(path: Path, dtype: torch.dtype | None) -> Any:
+    import diffusers
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            weights = list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise UsageError(f"model {str(path)!r} cannot be read as a .safetensors file: {error}") from error
+    name = next((name for mark, name in SINGLE_FILES.items() if any(mark in weight for weight in weights)), None)
+    if name is None:
+        raise UsageError(
+            f"model {str(path)!r} is not a complete model of a known kind. "
+            f"A single file must hold one of {', '.join(SINGLE_FILES.values())}."
+        )
+    try:
+        return getattr(diffusers, name).from_single_file(str(path), torch_dtype=dtype or half_precision(name))
+    except Exception as error:  # as above
+        raise UsageError(
+            f"model {str(path)!r}: the {name} in it could not be loaded. A single file holds weights only, its "
+            f"configuration is read from the hub: {error}"
+        ) from error
+
+
+def half_precision(class_name: str) -> torch.dtype:
+    """The usual half precision of a denoiser or pipeline of this class."""
+    return torch.bfloat16 if class_name in IN_BFLOAT16 else torch.float16

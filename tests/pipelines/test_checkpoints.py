@@ -1,0 +1,116 @@
+"""Opening pipelines."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_text import pipeline_folder
+
+from toma_diffusion.bench.models import load
+from toma_diffusion.pipelines import checkpoints
+from toma_diffusion.pipelines.checkpoints import fingerprint, load_pipeline, public_name
+from toma_diffusion.pipelines.generation import Drawing, draw
+
+
+def test_a_folder_draws_at_once(capfd):
+    pipe = load_pipeline(str(pipeline_folder()), device="cpu")
+    assert {part.dtype for part in (pipe.unet, pipe.vae, pipe.text_encoder)} == {torch.float32}
+    capfd.readouterr()
+    assert draw(pipe, Drawing("a red apple", steps=1)).size == (64, 64)
+    assert "%|" not in capfd.readouterr().err  # no progress bar
+
+
+def test_loading_is_quiet_and_leaves_the_libraries_as_talkative_as_they_were():
+    folder = str(pipeline_folder())
+    load = f"from toma_diffusion.pipelines.checkpoints import load_pipeline; load_pipeline({folder!r}, 'cpu')"
+    after = (
+        "from diffusers.utils import logging as d; from transformers.utils import logging as t; "
+        "print(d.get_verbosity(), t.get_verbosity(), d.is_progress_bar_enabled(), t.is_progress_bar_enabled())"
+    )
+    alone, loaded = (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for code in (after, f"{load}; {after}")
+    )
+    assert loaded.stderr == ""
+    assert loaded.stdout == alone.stdout
+
+
+def test_a_precision_can_be_asked_for():
+    pipe = load_pipeline(str(pipeline_folder()), device="cpu", dtype="bfloat16")
+    assert {part.dtype for part in (pipe.unet, pipe.vae, pipe.text_encoder)} == {torch.bfloat16}
+
+
+def test_the_bundled_model_is_a_folder_of_the_package(monkeypatch, tmp_path):
+    monkeypatch.setattr(checkpoints, "__file__", str(tmp_path / "checkpoints.py"))
+    with pytest.raises(FileNotFoundError, match="bundled model is not in this installation"):
+        load_pipeline("bundled")
+    (tmp_path / "bundled").symlink_to(pipeline_folder())
+    assert checkpoints.bundled_model() == tmp_path / "bundled"
+    assert load_pipeline("bundled", device="cpu").unet.config.sample_size == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("no such folder", "'no such folder' is not known"), (".", "no diffusers pipeline could be loaded")],
+)
+def test_what_is_no_model_is_quoted(model, message):
+    with pytest.raises(ValueError, match=message):
+        load_pipeline(model, device="cpu")
+
+
+def test_dtype_is_checked():
+    with pytest.raises(ValueError, match="'half' is not known: use one of float16"):
+        load_pipeline(str(pipeline_folder()), dtype="half")
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        (("model.diffusion_model.double_blocks.0.img_attn.qkv.weight",), "FluxPipeline"),
+        (("model.diffusion_model.joint_blocks.0.x_block.attn.qkv.weight",), "StableDiffusion3Pipeline"),
+        (
+            ("model.diffusion_model.input_blocks.0.0.weight", "conditioner.embedders.1.model.ln_final.weight"),
+            "StableDiffusionXLPipeline",
+        ),
+        (("model.diffusion_model.input_blocks.0.0.weight",), "StableDiffusionPipeline"),
+    ],
+)
+def test_a_single_file_is_recognised_by_its_weights(weights, expected, tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint.safetensors"
+    save_file({name: torch.zeros(1) for name in weights}, path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match=f"the {expected} in it could not be loaded"):
+        load_pipeline(str(path), device="cpu")
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    path = tmp_path / "lora.safetensors"
+    save_file({"lora.weight": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match="no whole model that is known"):
+        load_pipeline(str(path), device="cpu")
+    with pytest.raises(ValueError, match=r"not a \.safetensors file"):
+        load_pipeline(__file__, device="cpu")
+
+
+def test_the_bundled_model_can_be_timed(monkeypatch, tmp_path):
+    (tmp_path / "bundled").symlink_to(pipeline_folder())
+    monkeypatch.setattr(checkpoints, "__file__", str(tmp_path / "checkpoints.py"))
+    denoiser = load("bundled", device=torch.device("cpu"))
+    assert (denoiser.name, denoiser.default_resolution) == ("bundled", 64)
+
+
+def test_a_fingerprint_tells_weights_apart():
+    first, second = (load_pipeline(str(pipeline_folder()), device="cpu") for _ in range(2))
+    assert fingerprint(first) == fingerprint(second)
+    with torch.no_grad():
+        second.text_encoder.get_input_embeddings().weight.add_(1e-3)
+    assert fingerprint(first) != fingerprint(second)
+
+
+def test_public_names_do_not_say_where_a_model_lies(monkeypatch, tmp_path):
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path / "model")
+    assert [public_name(model) for model in (".", str(tmp_path / "model"), "../model/")] == ["model"] * 3
+    assert [public_name(model) for model in ("owner/name", "bundled")] == ["owner/name", "bundled"]

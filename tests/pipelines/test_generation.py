@@ -1,0 +1,104 @@
+"""Drawing, and images that carry their settings."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_pipelines import embeds, pixart_pipeline
+from tiny_text import text_pipeline
+
+from toma_diffusion.pipelines.generation import Drawing, draw, read_settings, write_png
+
+
+class TestDraw:
+    def test_the_same_again_and_another_seed_differs(self):
+        pipe = text_pipeline()
+        first, again, other = (np.asarray(draw(pipe, Drawing("a shoe", seed=seed, steps=2))) for seed in (1, 1, 2))
+        assert np.array_equal(first, again)
+        assert not np.array_equal(first, other)
+
+    def test_size_guidance_and_negative_prompt_reach_the_pipeline(self):
+        pipe = text_pipeline()
+        plain = draw(pipe, Drawing("a shoe", steps=2, width=80, height=64))
+        guided = draw(pipe, Drawing("a shoe", steps=2, width=80, height=64, guidance=1.0))
+        negative = draw(pipe, Drawing("a shoe", steps=2, width=80, height=64, negative_prompt="a tree"))
+        assert plain.size == (80, 64)
+        assert np.asarray(plain).tobytes() not in (np.asarray(guided).tobytes(), np.asarray(negative).tobytes())
+
+    def test_steps_are_reported(self):
+        steps = []
+        draw(text_pipeline(), Drawing("a shoe", steps=3), steps.append)
+        assert steps == [0, 1, 2]
+
+    def test_steps_are_reported_by_older_pipelines_too(self):
+        pipe, steps = pixart_pipeline(), []
+        prompts = embeds(pipe)
+        draw(with_embeddings(pipe, prompts), Drawing("", steps=2), steps.append)
+        assert steps == [0, 1]
+
+    def test_what_a_pipeline_does_not_take_is_refused(self):
+        class Plain:
+            def __call__(self, prompt, num_inference_steps, generator): ...
+
+        with pytest.raises(ValueError, match="negative_prompt='x' cannot be given to a Plain"):
+            draw(Plain(), Drawing("a shoe", negative_prompt="x"))
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"steps": 0}, "steps=0 is not allowed"),
+            ({"seed": 2**64}, "seed=18446744073709551616 is not allowed"),
+            ({"width": 80}, "width=80, height=None is not allowed: give both"),
+            ({"height": 80}, "width=None, height=80 is not allowed: give both"),
+        ],
+    )
+    def test_mistakes_are_named(self, settings, message):
+        with pytest.raises(ValueError, match=message):
+            Drawing("a shoe", **settings)
+
+    @pytest.mark.parametrize("seed", [-1, 2**64 - 1])
+    def test_every_seed_of_torch_is_taken(self, seed):
+        assert draw(text_pipeline(), Drawing("a shoe", seed=seed, steps=1)).size == (64, 64)
+
+
+def with_embeddings(pipe, prompts):
+    """The pipeline with its prompt given as embeddings, for it has no text encoder."""
+
+    class Embedded:
+        device = pipe.device
+
+        def __call__(self, prompt, num_inference_steps, generator, callback):
+            return pipe(
+                num_inference_steps=num_inference_steps, generator=generator, callback=callback,
+                height=128, width=128, **prompts,
+            )  # fmt: skip
+
+    return Embedded()
+
+
+class TestSettings:
+    def test_they_come_back_whatever_is_in_them(self, tmp_path):
+        settings = {"prompt": "<b>“é” 苹果</b>", "seed": 3, "config": {"ratio": 0.5, "window": [0.0, 1.0]}}
+        path = tmp_path / "new" / "image.png"
+        write_png(Image.new("RGB", (8, 8), "red"), path, settings)
+        assert read_settings(path) == settings
+        assert Image.open(path).getpixel((0, 0)) == (255, 0, 0)
+        assert [file.name for file in path.parent.iterdir()] == ["image.png"]
+
+    def test_a_failure_leaves_the_old_file(self, tmp_path):
+        path = tmp_path / "image.png"
+        write_png(Image.new("RGB", (8, 8)), path, {"seed": 1})
+
+        class Broken:
+            def save(self, file, **options):
+                file.write(b"half")
+                raise OSError("disk full")
+
+        with pytest.raises(OSError, match="disk full"):
+            write_png(Broken(), path, {"seed": 2})
+        assert read_settings(path) == {"seed": 1}
+        assert [file.name for file in tmp_path.iterdir()] == ["image.png"]
+
+    def test_another_image_has_none(self, tmp_path):
+        Image.new("RGB", (8, 8)).save(tmp_path / "other.png")
+        with pytest.raises(ValueError, match="holds no settings"):
+            read_settings(tmp_path / "other.png")
