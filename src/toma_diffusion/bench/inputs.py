@@ -69,6 +69,7 @@ def _unet(config: Mapping[str, Any], request: Request, random: RandomTensors) ->
         "encoder_hidden_states": random(batch, request.text_tokens, config["cross_attention_dim"]),
     }
     if config["addition_embed_type"] == "text_time":
+        inputs["timestep"] = random.constant(500, dtype=torch.float32)  # SDXL's scheduler has no whole numbers
         pooled = config["projection_class_embeddings_input_dim"] - TIME_IDS * config["addition_time_embed_dim"]
         sizes = (request.height, request.width, 0, 0, request.height, request.width)
         time_ids = torch.tensor(sizes, device=random.device, dtype=random.dtype).expand(batch, -1)

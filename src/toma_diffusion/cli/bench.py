@@ -24,9 +24,7 @@ SIZES = ("auto", "real", "small")
 def bench(
     model: Annotated[
         str,
-        typer.Option(
-            help="sdxl, sd15, flux, sd35 (random weights), bundled, a folder, a file or a hub id."
-        ),
+        typer.Option(help="sdxl, sd15, flux, sd35 (random weights), bundled, a folder, a file or a hub id."),
     ] = "sdxl",
     size: Annotated[str, typer.Option(help="real or small. auto: real on a GPU, small on a CPU.")] = "auto",
     methods: Annotated[
@@ -37,18 +35,12 @@ def bench(
     ] = "toma,toma-tile,toma-once,fast",
     ratios: Annotated[str, typer.Option(help="Fractions of the tokens to remove.")] = "0.25,0.5,0.75",
     scopes: Annotated[str, typer.Option(help="module, block, stage. Default: those of the methods.")] = "",
-    resolution: Annotated[
-        str, typer.Option(help="In pixels: 1024 or 1024x768. A list is allowed.")
-    ] = "",
-    batch: Annotated[
-        str, typer.Option(help="Batch size of a call, with guidance. A list is allowed.")
-    ] = "",
+    resolution: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. A list is allowed.")] = "",
+    batch: Annotated[str, typer.Option(help="Batch size of a call, with guidance. A list is allowed.")] = "",
     modes: Annotated[
         str, typer.Option(help="eager, compiled, graph (CUDA graphs). Default: all on a GPU, eager on a CPU.")
     ] = "",
-    compile: Annotated[
-        str, typer.Option(help="block, whole, or none (then graph replays eager kernels).")
-    ] = "block",
+    compile: Annotated[str, typer.Option(help="block, whole, or none (then graph replays eager kernels).")] = "block",
     steps: Annotated[int, typer.Option(help="Denoiser calls in a run.")] = 20,
     repeats: Annotated[int, typer.Option(help="Runs; the median counts.")] = 5,
     bounds: Annotated[
@@ -58,15 +50,13 @@ def bench(
     cache: Annotated[float | None, typer.Option(help="Threshold of diffusers' FirstBlockCache.")] = None,
     dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
-    output: Annotated[
-        Path, typer.Option(help="CSV file to append to. Its rows are not measured again.")
-    ] = Path("bench.csv"),
+    output: Annotated[Path, typer.Option(help="CSV file to append to. Its rows are not measured again.")] = Path(
+        "bench.csv"
+    ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Overwrite the file.")] = False,
     take_turns: Annotated[
         Path | None,
-        typer.Option(
-            help="Lock file that benchmarks on one GPU share: all compile at once, one at a time is timed."
-        ),
+        typer.Option(help="Lock file that benchmarks on one GPU share: all compile at once, one at a time is timed."),
     ] = None,
     commit: Annotated[str | None, typer.Option(help="Commit to record. Default: that of the checkout.")] = None,
 ) -> None:

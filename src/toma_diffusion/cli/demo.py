@@ -1,4 +1,4 @@
-"""`toma demo`: token merging at work on the bundled model, with nothing to download."""
+"""`toma demo`: compare token merging methods on the demo model, with nothing to download."""
 
 from __future__ import annotations
 
@@ -20,36 +20,35 @@ PROMPTS = (
     "a photo of blue pants",
     "a photo of a t-shirt",
 )
-"""What the bundled model was taught: emoji, and photographs of clothes."""
+"""The demo model was trained on emoji and photographs of clothes."""
 SEEDS = (0,)
-"""One: with eight ways to draw that makes 32 images, two minutes on two CPU cores."""
 GUIDANCE = 4.0
-"""What the model card advises."""
+"""As the model card recommends."""
 METHODS: tuple[tuple[str, tuple[float, ...]], ...] = (
-    ("balanced", (0.25, 0.5, 0.75)),
+    ("balanced", (0.5,)),
     ("fast", (0.5,)),
     ("tomesd", (0.5,)),
     ("tofu", (0.5,)),
-    ("todo", (0.75,)),  # it keeps every second row and column, and knows nothing between that and all
+    ("todo", (0.75,)),  # it keeps every second row and column: it has no other ratio
 )
 METRICS = ("mse", "psnr", "ssim", "lpips")
-"""The last where its weights are given, which may be later."""
+"""LPIPS only if its weights are given, in this run or a later one."""
 GRID = "grid.png"
 
 
 @report_user_errors("metrics,report")
 def demo(
-    output: Annotated[Path, typer.Option(help="Folder to write to; what it holds of the same run is kept.")] = Path(
+    output: Annotated[Path, typer.Option(help="Folder to write to. A run that is already there is resumed.")] = Path(
         "demo"
     ),
     steps: Annotated[int, typer.Option(help="Denoising steps.")] = 20,
     lpips_weights: Annotated[
-        Path | None, typer.Option(help="A .safetensors file with the weights of LPIPS, to measure that too.")
+        Path | None, typer.Option(help="A .safetensors file with the weights of LPIPS, to measure it too.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1; if not given, a GPU if there is one.")] = "",
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start the folder's run over.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run in the folder and start again.")] = False,
 ) -> None:
-    """Draw a few images without merging, with ToMA at three ratios and with other methods, and compare them."""
+    """Generate a few images without merging, with ToMA and with other methods, and compare speed and quality."""
     from rich.console import Console
 
     _demo(Console(markup=False), output, steps, lpips_weights, device, fresh)
@@ -94,7 +93,7 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         evaluate(folder, pipe, metrics, PartialState(cpu=pipe.device.type == "cpu"), progress)
-        bar = progress.add_task("drawing what merges into what", total=steps)
+        bar = progress.add_task("generating the merge map", total=steps)
         _write_merge_map(folder, pipe, lambda: progress.advance(bar))
     written = [_write_grid(folder), write_report(folder)]
     console.print(to_rich(folder))
@@ -102,22 +101,22 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
 
 
 def _clear(output: Path) -> None:
-    """Delete what a run has in its folder, and nothing else."""
+    """Delete the files of a run, and nothing else in its folder."""
     import shutil
 
     if not (output / "run.json").exists():
         return
     for name in ("images", "scores"):
         shutil.rmtree(output / name, ignore_errors=True)
-    for name in ("table.csv", "run.json"):  # the latter last: without it the folder is not known as a run
+    for name in ("table.csv", "run.json"):  # run.json last: without it the folder does not count as a run
         (output / name).unlink(missing_ok=True)
 
 
 def _write_merge_map(folder: RunFolder, pipe: Any, advance: Any) -> None:
-    """Of the first image, drawn once more by ToMA."""
+    """Generate the first image again with ToMA, and plot what merges into what."""
     from toma_diffusion.evaluation.run import merged_as
-    from toma_diffusion.inspection.merge_map import MergeMapRecorder, draw_merge_maps
-    from toma_diffusion.pipelines.generation import Drawing, draw
+    from toma_diffusion.inspection.merge_map import MergeMapRecorder, plot_merge_maps
+    from toma_diffusion.pipelines.generation import ImageRequest, generate_image
     from toma_diffusion.report.page import MERGE_MAP
 
     plan, item = folder.plan, folder.plan.items[0]
@@ -129,12 +128,12 @@ def _write_merge_map(folder: RunFolder, pipe: Any, advance: Any) -> None:
             recorder(step)
             advance()
 
-        image = draw(pipe, Drawing(item.prompt, item.seed, plan.steps, plan.guidance), on_step)
-    draw_merge_maps(image, recorder.maps, f"{item.prompt}: {variant.title}", folder.path / MERGE_MAP)
+        image = generate_image(pipe, ImageRequest(item.prompt, item.seed, plan.steps, plan.guidance), on_step)
+    plot_merge_maps(image, recorder.maps, f"{item.prompt}: {variant.title}", folder.path / MERGE_MAP)
 
 
 def _write_grid(folder: RunFolder) -> Path:
-    """All images on one sheet: a row for each prompt, a column for each method."""
+    """Write all images on one sheet: a row per prompt, a column per method."""
     from PIL import Image
 
     from toma_diffusion.pipelines.generation import write_png
@@ -146,8 +145,8 @@ def _write_grid(folder: RunFolder) -> Path:
         for variant in variants:
             images.append(Image.open(folder.image_path(variant, item)).convert("RGB"))
             scores = folder.item_scores(variant, item).values
-            told = f"{scores['psnr']:.1f} dB, " if "psnr" in scores else f"{item.prompt}, "
-            captions.append(f"{variant.title}\n{told}{scores['seconds']:.1f} s")
+            detail = f"PSNR {scores['psnr']:.1f} dB" if "psnr" in scores else item.prompt
+            captions.append(f"{variant.title}\n{detail}, {scores['seconds']:.1f} s")
     path = folder.path / GRID
     write_png(make_sheet(images, captions, len(variants)), path, folder.plan.to_dict())
     return path

@@ -1,4 +1,4 @@
-"""`toma eval`: what merging does to the images, measured as the paper does."""
+"""`toma eval`: measure what merging does to images, as in the paper."""
 
 from __future__ import annotations
 
@@ -24,47 +24,45 @@ PAPER_STEPS, PAPER_STEPS_OF_FLUX = 50, 35
 @report_user_errors("metrics")
 def evaluate_command(
     prompts: Annotated[
-        str, typer.Option(help="A text file, one prompt a line; a CSV file with a column prompt; or imagenet.")
+        str, typer.Option(help="A text file, one prompt per line; a CSV file with a column prompt; or imagenet.")
     ],
-    model: Annotated[str, typer.Option(help="bundled; a folder, a .safetensors file or a hub id.")] = "bundled",
-    template: Annotated[str, typer.Option(help="Put around every prompt: 'a photo of a {}'.")] = "",
-    seeds: Annotated[str, typer.Option(help="For every prompt. If not given: 0.")] = "",
+    model: Annotated[str, typer.Option(help="bundled, a folder, a .safetensors file or a hub id.")] = "bundled",
+    template: Annotated[str, typer.Option(help="Text around every prompt: 'a photo of a {}'.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds for every prompt. Default: 0.")] = "",
     methods: Annotated[
         str,
         typer.Option(
-            help="As in toma bench: toma,fast:num_regions=256;scale=inf,tomesd,tofu,todo. If not given: " + METHODS
+            help="As in toma bench: toma,fast:num_regions=256;scale=inf,tomesd,tofu,todo. Default: " + METHODS
         ),
     ] = "",
-    ratios: Annotated[str, typer.Option(help="Shares of the tokens to remove. If not given: " + RATIOS)] = "",
+    ratios: Annotated[str, typer.Option(help="Fractions of the tokens to remove. Default: " + RATIOS)] = "",
     paper: Annotated[
-        str, typer.Option(help="Instead of methods and ratios, the rows of table2, 3, 6, 7, 9 or 10 of the paper.")
+        str, typer.Option(help="Instead of methods and ratios: the rows of table2, 3, 6, 7, 9 or 10 of the paper.")
     ] = "",
     protocol: Annotated[
         str, typer.Option(help="paper: seeds 0,1,2 with all of imagenet (3,000 images), or with 50 prompts of a file.")
     ] = "",
     steps: Annotated[
-        int | None, typer.Option(help=f"If not given: {STEPS}; with --paper or --protocol the paper's 50, on Flux 35.")
+        int | None, typer.Option(help=f"Default: {STEPS}; with --paper or --protocol the paper's 50, on Flux 35.")
     ] = None,
-    guidance: Annotated[float | None, typer.Option(help="If not given, the pipeline's own.")] = None,
-    size: Annotated[str, typer.Option(help="In pixels: 1024, or 1024x768. If not given, the pipeline's own.")] = "",
+    guidance: Annotated[float | None, typer.Option(help="Guidance scale. Default: that of the pipeline.")] = None,
+    size: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. Default: that of the pipeline.")] = "",
     metrics: Annotated[
-        str, typer.Option(help="Some of mse,psnr,ssim,lpips,dino,clip_t,fid,kid. If not given: all that can be had.")
+        str, typer.Option(help="Some of mse,psnr,ssim,lpips,dino,clip_t,fid,kid. Default: all that are available.")
     ] = "",
     lpips_weights: Annotated[Path | None, typer.Option(help="A .safetensors file.")] = None,
     inception_weights: Annotated[Path | None, typer.Option(help="A TorchScript file, for FID and KID.")] = None,
     real_images: Annotated[Path | None, typer.Option(help="A folder, for FID and KID.")] = None,
-    dino: Annotated[str, typer.Option(help="A local folder or a hub id. If not given, DINO ViT-S/16.")] = "",
-    clip: Annotated[str, typer.Option(help="A local folder or a hub id. If not given, CLIP ViT-B/32.")] = "",
-    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32; if not given, the model's usual.")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1; if not given, a GPU if there is one.")] = "",
-    output: Annotated[Path, typer.Option(help="The run's folder. The same command goes on with what it lacks.")] = Path(
-        "eval"
-    ),
-    commit: Annotated[str | None, typer.Option(help="Commit to note, if not that of the checkout.")] = None,
+    dino: Annotated[str, typer.Option(help="A local folder or a hub id. Default: DINO ViT-S/16.")] = "",
+    clip: Annotated[str, typer.Option(help="A local folder or a hub id. Default: CLIP ViT-B/32.")] = "",
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
+    output: Annotated[Path, typer.Option(help="Folder of the run. The same command resumes it.")] = Path("eval"),
+    commit: Annotated[str | None, typer.Option(help="Commit to record. Default: that of the checkout.")] = None,
 ) -> None:
-    """Draw the same images without and with merging, score them, and write one CSV row a method and ratio.
+    """Generate the same images without and with merging, score them, and write one CSV row per method and ratio.
 
-    On many GPUs: accelerate launch -m toma_diffusion.cli eval ...
+    On several GPUs: accelerate launch -m toma_diffusion.cli eval ...
     """
     from accelerate import PartialState
     from rich.console import Console
@@ -81,7 +79,7 @@ def evaluate_command(
     from toma_diffusion.pipelines.checkpoints import fingerprint, load_pipeline, public_name
 
     where = find_device(device)
-    # Processes wait for each other between phases only, and these may be long.
+    # Processes wait for each other only between phases, which may be long.
     state = PartialState(cpu=where.type == "cpu", timeout=timedelta(days=1))
     where = state.device if state.num_processes > 1 else where
     console = Console(markup=False, quiet=not state.is_main_process)
@@ -108,17 +106,17 @@ def evaluate_command(
     )
     with state.main_process_first():
         folder = RunFolder.start(output, plan, gather_facts(where, commit))
-    _tell_left_out(console, opened.missing)
+    _print_left_out(console, opened.missing)
     known = len(opened.missing)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         evaluate(folder, pipe, opened, state, progress)
-    _tell_left_out(console, opened.missing[known:])
+    _print_left_out(console, opened.missing[known:])
     console.print(to_rich(folder))
     console.print(f"Wrote {output}", soft_wrap=True, highlight=False)
 
 
-def _tell_left_out(console: Console, reasons: Iterable[str]) -> None:
+def _print_left_out(console: Console, reasons: Iterable[str]) -> None:
     for reason in reasons:
         console.print(f"Left out: {reason}", highlight=False, soft_wrap=True)
 
@@ -139,7 +137,7 @@ def _items(source: str, template: str, seeds: str, protocol: str) -> tuple[tuple
 
 
 def _variants(denoiser: Any, methods: str, ratios: str, paper: str, console: Console) -> list[Variant]:
-    """The baseline, the noise floor, and what was asked for."""
+    """The baseline, the noise floor, and the requested methods."""
     from toma_diffusion.evaluation.variants import UNMERGED, merged_variants, paper_variants
     from toma_diffusion.experiments.cells import MethodSpec
     from toma_diffusion.experiments.parsing import numbers, split_list
@@ -157,7 +155,7 @@ def _variants(denoiser: Any, methods: str, ratios: str, paper: str, console: Con
         raise UsageError(f"--paper {paper} sets methods and ratios: leave --methods and --ratios out.")
     else:
         variants, left_out = paper_variants(denoiser, paper)
-    _tell_left_out(console, left_out)
+    _print_left_out(console, left_out)
     return [*UNMERGED, *variants]
 
 

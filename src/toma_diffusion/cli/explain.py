@@ -1,4 +1,4 @@
-"""`toma explain`: the quickest way to understand the method, on a photograph or inside a model."""
+"""`toma explain`: shows the method on an image, or inside a model."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
     from toma_diffusion.config import ToMAConfig
 
 PROMPT = "3d emoji of a red apple"
-"""One that the bundled model knows."""
-ONLY_PHOTOGRAPH, ONLY_MODEL = ("assign", "scale", "size"), ("prompt", "seed", "steps", "device")
-"""Options that count for one of the two alone."""
+"""One that the demo model was trained on."""
+ONLY_WITHOUT_MODEL, ONLY_WITH_MODEL = ("assign", "scale", "size"), ("prompt", "seed", "steps", "device")
+"""Options that are refused in the other case."""
 
 
 @report_user_errors("report")
 def explain(
     context: typer.Context,
-    image: Annotated[Path | None, typer.Argument(help="A photograph; without one, a bundled portrait.")] = None,
-    output: Annotated[Path, typer.Option(help="The picture to write (PNG, PDF or SVG).")] = Path("toma-explain.png"),
+    image: Annotated[Path | None, typer.Argument(help="An image file. Default: an image from this package.")] = None,
+    output: Annotated[Path, typer.Option(help="The figure to write (PNG, PDF or SVG).")] = Path("toma-explain.png"),
     region: Annotated[str, typer.Option(help="tile, stripe or global.")] = "tile",
-    num_regions: Annotated[int, typer.Option(help="How many regions to ask for.")] = 64,
+    num_regions: Annotated[int, typer.Option(help="Number of regions to ask for.")] = 64,
     assign: Annotated[str, typer.Option(help="local or global.")] = "local",
-    scale: Annotated[float, typer.Option(help="Sharpness of the assignment; lower blends more.")] = 1000.0,
-    size: Annotated[int, typer.Option(help="Longest side to shrink the photograph to, in pixels.")] = 512,
+    scale: Annotated[float, typer.Option(help="Sharpness of the assignment. Lower blends more.")] = 1000.0,
+    size: Annotated[int, typer.Option(help="Longest side of the image in pixels. Larger images are shrunk.")] = 512,
     model: Annotated[
-        str, typer.Option(help="Look into this model instead: bundled, a folder, a .safetensors file or a hub id.")
+        str, typer.Option(help="Inspect this model instead: bundled, a folder, a .safetensors file or a hub id.")
     ] = "",
-    prompt: Annotated[str, typer.Option(help="With --model: what it draws meanwhile.")] = PROMPT,
-    seed: Annotated[int, typer.Option(help="With --model: of the noise it starts from.")] = 0,
+    prompt: Annotated[str, typer.Option(help="With --model: the prompt.")] = PROMPT,
+    seed: Annotated[int, typer.Option(help="With --model: seed of the initial noise.")] = 0,
     steps: Annotated[int, typer.Option(help="With --model: denoising steps.")] = 50,
-    device: Annotated[str, typer.Option(help="With --model: cpu, cuda or cuda:1; a GPU if there is one.")] = "",
+    device: Annotated[str, typer.Option(help="With --model: cpu, cuda or cuda:1. Default: a GPU if any.")] = "",
 ) -> None:
-    """Draw what merging keeps and loses of a photograph; or, with --model, which tokens of a model are alike.
+    """Show what merging keeps and loses of an image or, with --model, which tokens of a model are similar.
 
-    With --model two pictures are written, named after --output: how many of a block's destinations stay the same from
-    step to step (the paper's Figure 4), and the tokens of every block in clusters (its Figures 3 and 9).
+    With --model two figures are written, named after --output: which fraction of a block's destinations stays the same
+    from step to step (the paper's Figure 4), and the tokens of every block in clusters (its Figures 3 and 9).
     """
     from rich.console import Console
 
@@ -54,11 +54,11 @@ def explain(
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"output {str(output)!r} has no known format: end it in .png, .pdf or .svg.")
     if model and image is not None:
-        raise UsageError(f"give a photograph, {str(image)!r}, or --model {model}, not both.")
-    for name in ONLY_PHOTOGRAPH if model else ONLY_MODEL:
+        raise UsageError(f"give an image, {str(image)!r}, or --model {model}, not both.")
+    for name in ONLY_WITHOUT_MODEL if model else ONLY_WITH_MODEL:
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
-            raise UsageError(f"--{name} counts only {'without' if model else 'with'} --model: leave it out.")
+            raise UsageError(f"--{name} can be used only {'without' if model else 'with'} --model: leave it out.")
     check_writable(output)
     if model:
         _explain_model(console, config, output, model, prompt, seed, steps, device)
@@ -91,11 +91,11 @@ def _explain_photograph(console: Console, config: ToMAConfig, output: Path, imag
         table.add_row(selection, *(f"{result.psnr:.2f}" for result in results if result.selection == selection))
     console.print(table)
 
-    title = f"Token merging on a photograph: {regions}, {config.assign} assignment"
-    method.draw(photograph, results, title, output)
+    title = f"Token merging on an image: {regions}, {config.assign} assignment"
+    method.plot_reconstructions(photograph, results, title, output)
     rows = output.with_suffix(".csv")
     facts = {
-        "image": image.name if image else "astronaut (scikit-image)",
+        "image": (image or method.SAMPLE).name,
         "grid": f"{grid.height}x{grid.width}",
         "regions": regions,
         "assign": config.assign,
@@ -119,34 +119,34 @@ def _explain_model(
         MOST_ROWS,
         ClusterRecorder,
         choose_evenly,
-        draw_clusters,
+        plot_clusters,
     )
-    from toma_diffusion.inspection.overlap import OverlapRecorder, draw_overlap, write_rows
+    from toma_diffusion.inspection.overlap import OverlapRecorder, plot_overlap, write_rows
     from toma_diffusion.inspection.watch import BlockInput, watch
     from toma_diffusion.pipelines.checkpoints import load_pipeline, public_name
-    from toma_diffusion.pipelines.generation import Drawing, draw
+    from toma_diffusion.pipelines.generation import ImageRequest, generate_image
 
-    drawing = Drawing(prompt, seed=seed, steps=steps)
+    request = ImageRequest(prompt, seed=seed, steps=steps)
     pipe = load_pipeline(model, str(find_device(device)))
     overlap = OverlapRecorder(config)
     clusters = ClusterRecorder(choose_evenly(range(steps), MOST_COLUMNS), [])
 
-    def see(sight: BlockInput) -> None:
-        overlap(sight)
-        clusters(sight)
+    def record(block_input: BlockInput) -> None:
+        overlap(block_input)
+        clusters(block_input)
 
-    with Progress(console=console, transient=True) as progress, watch(pipe, see) as blocks:
+    with Progress(console=console, transient=True) as progress, watch(pipe, record) as blocks:
         clusters.blocks = choose_evenly([block.name for block in blocks], MOST_ROWS)
-        bar = progress.add_task("drawing", total=steps)
-        image = draw(pipe, drawing, lambda step: progress.advance(bar))
+        bar = progress.add_task("generating", total=steps)
+        image = generate_image(pipe, request, lambda step: progress.advance(bar))
 
     written = [output.with_stem(f"{output.stem}-{name}") for name in ("destinations", "hidden-states")]
     written.append(written[0].with_suffix(".csv"))
     name = public_name(model)
     regions = "the whole grid" if config.region == "global" else f"{config.num_regions} {config.region}s asked for"
-    title = f"{name}: destinations that stay, ratio {config.ratio:g}, {regions}"
-    draw_overlap(overlap.shares, config, title, written[0])
-    draw_clusters(image, clusters, f"{name}: tokens at the start of a block in clusters, {prompt!r}", written[1])
+    title = f"{name}: destinations that stay the same, ratio {config.ratio:g}, {regions}"
+    plot_overlap(overlap.shares, config, title, written[0])
+    plot_clusters(image, clusters, f"{name}: clusters of the tokens that enter a block, {prompt!r}", written[1])
     facts = {
         "model": name,
         "prompt": prompt,

@@ -37,9 +37,7 @@ def generate(
     ] = "",
     seed: Annotated[int, typer.Option(help="Seed of the initial noise.")] = 0,
     steps: Annotated[int, typer.Option(help="Denoising steps.")] = 20,
-    guidance: Annotated[
-        float | None, typer.Option(help="Guidance scale. Default: that of the pipeline.")
-    ] = None,
+    guidance: Annotated[float | None, typer.Option(help="Guidance scale. Default: that of the pipeline.")] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What the image should not show.")] = None,
     width: Annotated[int | None, typer.Option(help="In pixels, with --height. Default: that of the pipeline.")] = None,
     height: Annotated[int | None, typer.Option(help="In pixels, with --width. Default: that of the pipeline.")] = None,

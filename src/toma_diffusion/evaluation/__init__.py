@@ -1,4 +1,4 @@
-"""Quality, measured as the paper does: one run is one folder of images, scores and a table."""
+"""Image quality, measured as in the paper. One run is one folder of images, scores and a table."""
 
 from toma_diffusion.evaluation.folder import RunFolder, Scores
 from toma_diffusion.evaluation.plan import BASELINE, NOISE_FLOOR, Item, Plan, Variant

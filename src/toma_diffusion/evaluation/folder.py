@@ -1,12 +1,12 @@
-"""A run's folder: the only place where its settings, images, scores and table live.
+"""The folder of a run, with its settings, images, scores and table.
 
-    run.json                        what was asked for, and of which machine and code
+    run.json                        the settings, the machine and the versions
     images/<variant>/<item>.png
     scores/<variant>/<item>.json    seconds, and every metric of one image
     scores/<variant>.json           metrics of all images of a variant together
-    table.csv                       one row a variant
+    table.csv                       one row per variant
 
-Every file appears whole or not at all. What is there counts as done.
+Every file is complete or absent. What is there is not computed again.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from typing import Any
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import Item, Plan, Variant
 from toma_diffusion.experiments.facts import Facts
-from toma_diffusion.files import replacing
+from toma_diffusion.files import check_writable, replacing
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Figures by name, and where the weights of those that need some come from."""
+    """Values by name, and the source of the weights that a metric used."""
 
     values: dict[str, float]
     sources: dict[str, str]
 
     def has(self, name: str, source: str) -> bool:
-        """Whether a metric is there, and computed with these weights."""
+        """Whether a metric was computed with these weights."""
         return name in self.values and self.sources.get(name, "") == source
 
 
 class RunFolder:
-    """One run on the disk."""
+    """One run on disk."""
 
     def __init__(self, path: Path) -> None:
-        """Open a run that exists."""
+        """Open an existing run."""
         self.path = path
         try:
             written = json.loads((path / "run.json").read_text(encoding="utf-8"))
             self.plan: Plan = Plan.from_dict(written["plan"])
             self.facts: Facts = Facts(**written["facts"])
             self.date: str = written["date"]
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise UsageError(f"{str(path)!r} is not a run of `toma eval`: it has no run.json.") from error
-        except (ValueError, LookupError, TypeError) as error:  # not JSON; fields are missing, or not known
+        except (OSError, ValueError, LookupError, TypeError) as error:  # no permission; not JSON; wrong fields
             raise UsageError(
                 f"{str(path / 'run.json')!r} cannot be read, it may be of another version ({error!r}): "
                 "give another folder, or delete that one."
@@ -59,7 +59,8 @@ class RunFolder:
 
     @classmethod
     def start(cls, path: Path, plan: Plan, facts: Facts) -> RunFolder:
-        """Begin a run, or go on with the same one. A folder that holds another is refused."""
+        """Start a run, or resume it. A folder with another run is refused."""
+        check_writable(path / "run.json")
         if not (path / "run.json").exists():
             date = datetime.now(timezone.utc).isoformat(timespec="seconds")
             settings = {"plan": plan.to_dict(), "facts": asdict(facts), "date": date}
@@ -76,36 +77,44 @@ class RunFolder:
         return folder
 
     def image_path(self, variant: Variant, item: Item) -> Path:
-        """Where an image is, or will be."""
+        """The path of an image, whether it exists or not."""
         return self.path / "images" / variant.slug / f"{item.name}.png"
 
     def image_paths(self, variant: Variant) -> list[Path]:
-        """Of all items, in their order."""
+        """The paths of all items, in order."""
         return [self.image_path(variant, item) for item in self.plan.items]
 
     def missing(self) -> list[tuple[Variant, Item]]:
-        """The images that are not drawn yet, item by item, each by one variant after the other."""
-        wanted = [(variant, item) for item in self.plan.items for variant in self.plan.variants]
-        return [(variant, item) for variant, item in wanted if not self.image_path(variant, item).exists()]
+        """The images that do not exist yet, item by item, each with all variants in turn.
+
+        The order of the variants rotates from item to item, so that none always comes first.
+        """
+        variants, found = self.plan.variants, []
+        for number, item in enumerate(self.plan.items):
+            first = number % len(variants)
+            for variant in (*variants[first:], *variants[:first]):
+                if not self.image_path(variant, item).exists():
+                    found.append((variant, item))
+        return found
 
     def item_scores(self, variant: Variant, item: Item) -> Scores:
-        """Those of one image; none, if it has not been scored."""
+        """The scores of one image. Empty if it has not been scored."""
         return _read_scores(self._scores_path(variant, item))
 
     def write_item_scores(self, variant: Variant, item: Item, scores: Scores) -> None:
-        """Keep those of one image."""
+        """Save the scores of one image."""
         _write_scores(self._scores_path(variant, item), scores)
 
     def joint_scores(self, variant: Variant) -> Scores:
-        """Metrics that have one figure for all images of a variant, as FID."""
+        """Metrics with one value for all images of a variant, such as FID."""
         return _read_scores(self.path / "scores" / f"{variant.slug}.json")
 
     def write_joint_scores(self, variant: Variant, scores: Scores) -> None:
-        """Keep them."""
+        """Save them."""
         _write_scores(self.path / "scores" / f"{variant.slug}.json", scores)
 
     def scores(self, variant: Variant) -> dict[str, dict[str, float]]:
-        """The figures of every image that has been scored, by the item's name."""
+        """The values of every image that has been scored, by the item's name."""
         found = {item.name: self.item_scores(variant, item).values for item in self.plan.items}
         return {name: values for name, values in found.items() if values}
 
@@ -117,7 +126,7 @@ class RunFolder:
             writer.writerows(rows)
 
     def table(self) -> list[dict[str, str]]:
-        """The rows, one a variant, in the plan's order. What is not known is empty; so is a run without a table yet."""
+        """The rows, one per variant, in the plan's order. Unknown values are empty. Without a table, no rows."""
         path = self.path / "table.csv"
         if not path.exists():
             return []
@@ -139,7 +148,7 @@ def _read_scores(path: Path) -> Scores:
 
 
 def _write_scores(path: Path, scores: Scores) -> None:
-    # JSON knows no infinity, which is the PSNR of equal images.
+    # JSON has no infinity, which is the PSNR of equal images.
     values: dict[str, Any] = {n: value if math.isfinite(value) else str(value) for n, value in scores.values.items()}
     with replacing(path) as file:
         file.write(json.dumps({"values": values, "sources": scores.sources}, indent=2) + "\n")
@@ -152,7 +161,7 @@ def _difference(name: str, held: Any, wanted: Any) -> str:
             return "The variants have the same names, but other settings."
     if isinstance(held, list) and isinstance(wanted, list):
         gone, new = [each for each in held if each not in wanted], [each for each in wanted if each not in held]
-        changes = [f"{len(gone)} of its {name} are not asked for now, as {gone[0]!r}"] if gone else []
-        changes += [f"{len(new)} {name} asked for now are not in it, as {new[0]!r}"] if new else []
+        changes = [f"{len(gone)} of its {name} are not in this command, for example {gone[0]!r}"] if gone else []
+        changes += [f"{len(new)} {name} of this command are not in it, for example {new[0]!r}"] if new else []
         return ("; ".join(changes) or f"The {name} have another order") + "."
-    return f"Its {name} is {held!r}, now {wanted!r} is asked for."
+    return f"Its {name} is {held!r}, this command has {wanted!r}."

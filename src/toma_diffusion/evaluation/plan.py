@@ -1,4 +1,4 @@
-"""What a run is asked for: which images, drawn in which ways, scored how. All of it stands in the run's folder."""
+"""The settings of a run: which images, with which methods, scored by which metrics. They are saved in its folder."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from toma_diffusion.config import Config
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.cells import Cell
 from toma_diffusion.methods import config_class
-from toma_diffusion.pipelines.generation import Drawing
+from toma_diffusion.pipelines.generation import ImageRequest
 
 BASELINE, NOISE_FLOOR = "baseline", "noise floor"
 
 
 @dataclass(frozen=True)
 class Item:
-    """One image to draw: a prompt and a seed."""
+    """One image to generate: a prompt and a seed."""
 
     index: int
-    """Of the prompt in the run's list."""
+    """Position of the prompt in the run's list."""
     prompt: str
     seed: int
 
     @property
     def name(self) -> str:
-        """Short, and fit for a file: `p0003-s1`."""
+        """A short name for files: `p0003-s1`."""
         return f"p{self.index:04d}-s{self.seed}"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to draw every item, and one row of the table."""
+    """A method with its settings, applied to every item. One row of the table."""
 
     name: str
-    """Of the preset or method; `BASELINE` and `NOISE_FLOOR` merge nothing."""
+    """Name of the preset or method. `BASELINE` and `NOISE_FLOOR` merge nothing."""
     config: Config | None = None
-    """As it is applied to the run's model; None where nothing is merged."""
+    """As it is applied to the run's model. None if nothing is merged."""
     overrides: tuple[str, ...] = ()
-    """Fields that were asked for: they tell it from other variants of the same name and ratio."""
+    """Fields that the user set. They distinguish variants of the same name and ratio."""
 
     @property
     def slug(self) -> str:
-        """Its name as a folder's. It does not change when defaults do, so that old folders stay readable."""
+        """The name of its folders. It does not depend on defaults, so that old folders stay readable."""
         parts = [re.sub(r"[^a-z0-9]+", "-", self.name.lower())]
         if self.config is not None:
             parts.append(f"{self.config.ratio:g}")
@@ -57,19 +57,19 @@ class Variant:
 
     @property
     def title(self) -> str:
-        """Its name for people: `toma 0.5, num_regions=256`."""
+        """The name in tables: `toma 0.5, num_regions=256`."""
         name = self.name if self.config is None else f"{self.name} {self.config.ratio:g}"
         return ", ".join([name, *(f"{field}={value}" for field, value in self.asked_for.items())])
 
     @property
     def asked_for(self) -> dict[str, Any]:
-        """The fields that were asked for, with their values."""
+        """The fields that the user set, with their values."""
         values = {} if self.config is None else self.config.to_dict()
         return {name: values[name] for name in self.overrides}
 
     @property
     def key(self) -> dict[str, str]:
-        """The columns of the table that say what it is, as in `toma bench`."""
+        """The columns of the table that identify it, as in `toma bench`."""
         return Cell(self.name, self.config, self.overrides).key
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,33 +87,33 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that one run is asked for."""
+    """All settings of a run."""
 
     model: str
     prompts: tuple[str, ...]
     seeds: tuple[int, ...]
     variants: tuple[Variant, ...]
-    """The baseline, against which the others are compared, is the first."""
+    """The first is the baseline, with which the others are compared."""
     metrics: tuple[str, ...]
     steps: int
     guidance: float | None = None
-    """None, here and below: the pipeline's own."""
+    """None, here and below: the default of the pipeline."""
     width: int | None = None
     height: int | None = None
     dtype: str = ""
     weights: str = ""
-    """Their fingerprint: a model may be trained anew in the same folder."""
+    """Fingerprint of the model's weights: a model may be trained again in the same folder."""
     paper: str = ""
-    """The paper's table whose rows these are, if they are."""
+    """The table of the paper that the variants belong to, if any."""
 
     def __post_init__(self) -> None:
         if not self.prompts or not self.seeds:
             raise UsageError("a run needs at least one prompt and one seed.")
         for seed in self.seeds:
-            Drawing("", seed, self.steps, self.guidance, self.width, self.height)  # raises what is wrong with it
+            ImageRequest("", seed, self.steps, self.guidance, self.width, self.height)  # checks the values
         repeated = sorted({seed for seed in self.seeds if self.seeds.count(seed) > 1})
         if repeated:
-            raise UsageError(f"seed {repeated[0]} is given twice: the same image would be drawn twice.")
+            raise UsageError(f"seed {repeated[0]} is given twice: the same image would be generated twice.")
         if not self.variants or self.variants[0].name != BASELINE:
             raise UsageError(f"the first variant must be the {BASELINE}: the others are compared with it.")
         slugs = [variant.slug for variant in self.variants]
@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def baseline(self) -> Variant:
-        """What the others are compared with."""
+        """The variant that the others are compared with."""
         return self.variants[0]
 
     def to_dict(self) -> dict[str, Any]:

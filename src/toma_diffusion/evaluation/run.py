@@ -1,4 +1,4 @@
-"""Carries out a plan: draws what is missing, scores what is missing, writes the table. Any number of processes."""
+"""Carries out a plan: generates and scores missing images, and writes the table. In one or several processes."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from toma_diffusion.evaluation.folder import RunFolder, Scores
 from toma_diffusion.evaluation.plan import NOISE_FLOOR, Item, Variant
 from toma_diffusion.evaluation.table import COLUMNS, SECONDS, rows_of
 from toma_diffusion.metrics import ImageMetric, MetricSet, Sample, UnavailableError
-from toma_diffusion.pipelines.generation import Drawing, draw, read_settings, write_png
+from toma_diffusion.pipelines.generation import ImageRequest, generate_image, read_settings, write_png
 
 if TYPE_CHECKING:
     from accelerate import PartialState
     from rich.progress import Progress
 
 WARM_UP_STEPS_ON_A_CPU = 2
-"""Nothing is compiled there; only memory is fetched for the first time."""
+"""Nothing is compiled there; only memory is allocated for the first time."""
 Task = TypeVar("Task")
 
 
 def evaluate(
     folder: RunFolder, pipe: Any, metrics: MetricSet, state: PartialState, progress: Progress | None = None
 ) -> list[dict[str, str]]:
-    """Do what a run lacks, and write its table.
+    """Generate and score what is missing in a run, and write its table.
 
     Args:
-        folder: the run. What is in it already is not done again.
+        folder: the run. Existing images and scores are kept.
         pipe: the pipeline of the plan's model.
         metrics: those of the plan that can be computed here.
-        state: accelerate's, of this process. Each process takes its share; the first writes the table.
-        progress: a bar to show this process's share on.
+        state: of this process, from accelerate. Each process does its share. The first writes the table.
+        progress: shows the progress of this process.
 
     Returns:
-        The table's rows.
+        The rows of the table.
     """
     work = _Work(folder, pipe, metrics, state, progress)
-    work.draw()
+    work.generate()
     work.score()
     work.score_jointly()
     if state.is_main_process:
@@ -61,29 +61,29 @@ class _Work:
     state: PartialState
     progress: Progress | None
 
-    def draw(self) -> None:
-        """All images that are not there.
+    def generate(self) -> None:
+        """Generate all missing images.
 
-        The variants take turns at every item: a time in which the machine is slow then falls on all of them.
+        For each item all variants are run in turn: if the machine is busy for a while, it slows all of them alike.
         """
         (share,) = self._shares([self.folder.missing()])
         warm: set[Variant] = set()
-        with self._bar("drawing", len(share)) as advance:
+        with self._bar("generating", len(share)) as advance:
             for variant, item in share:
                 advance(0, variant)
                 with merged_as(self.pipe, variant):
                     if variant not in warm:
-                        draw(self.pipe, self._warm_up(item))
+                        generate_image(self.pipe, self._warm_up(item))
                         warm.add(variant)
-                    self._draw(variant, item)
+                    self._generate(variant, item)
                 advance(1, variant)
         self.state.wait_for_everyone()
 
-    def _draw(self, variant: Variant, item: Item) -> None:
-        drawing = self._drawing(item)
+    def _generate(self, variant: Variant, item: Item) -> None:
+        request = self._request(item)
         started = perf_counter()
-        image = draw(self.pipe, drawing)
-        settings = asdict(drawing) | {
+        image = generate_image(self.pipe, request)
+        settings = asdict(request) | {
             SECONDS: round(perf_counter() - started, 4),
             "model": self.folder.plan.model,
             "variant": variant.to_dict(),
@@ -91,18 +91,18 @@ class _Work:
         }
         write_png(image, self.folder.image_path(variant, item), settings)
 
-    def _drawing(self, item: Item) -> Drawing:
+    def _request(self, item: Item) -> ImageRequest:
         plan = self.folder.plan
-        return Drawing(item.prompt, item.seed, plan.steps, plan.guidance, plan.width, plan.height)
+        return ImageRequest(item.prompt, item.seed, plan.steps, plan.guidance, plan.width, plan.height)
 
-    def _warm_up(self, item: Item) -> Drawing:
-        """A whole image on a GPU, where kernels are compiled at the first step of each kind."""
-        drawing = self._drawing(item)
+    def _warm_up(self, item: Item) -> ImageRequest:
+        """A whole image on a GPU, where the first step of each kind compiles kernels."""
+        request = self._request(item)
         on_cpu = self.pipe.device.type == "cpu"
-        return replace(drawing, steps=min(drawing.steps, WARM_UP_STEPS_ON_A_CPU)) if on_cpu else drawing
+        return replace(request, steps=min(request.steps, WARM_UP_STEPS_ON_A_CPU)) if on_cpu else request
 
     def score(self) -> None:
-        """All images that have not been, or not by these metrics with these weights."""
+        """Score all images that lack one of these metrics, or have it from other weights."""
         variants = self.folder.plan.variants
         shares = self._shares(
             [[item for item in self.folder.plan.items if self._is_unscored(each, item)] for each in variants]
@@ -137,7 +137,7 @@ class _Work:
         self.folder.write_item_scores(variant, item, Scores(values, sources))
 
     def score_jointly(self) -> None:
-        """FID and its like. They need all images of a variant, so that a process does whole variants."""
+        """Compute FID and KID. They need all images of a variant, so that each process does whole variants."""
         for metric in self.metrics.joint:
             lacking = [
                 variant
@@ -162,7 +162,7 @@ class _Work:
     def _shares(self, tasks: list[list[Task]]) -> list[list[Task]]:
         """This process's part of each list.
 
-        The first process says what is to be done: another may look at the folder when work on it has begun already.
+        The first process decides what is to be done: the others may look at the folder after work on it has started.
         """
         from accelerate.utils import broadcast_object_list
 
@@ -175,7 +175,7 @@ class _Work:
 
     @contextmanager
     def _bar(self, what: str, total: int) -> Iterator[Any]:
-        """A function that moves this phase's bar on by a number of tasks, and names the variant in hand."""
+        """A function that advances the progress bar of this phase and names the current variant."""
         if self.progress is None or not total:
             yield lambda count, variant: None
             return
@@ -185,11 +185,11 @@ class _Work:
 
 
 def merged_as(pipe: Any, variant: Variant) -> AbstractContextManager[Any]:
-    """Let the pipeline draw as a variant does, for the time of a `with` block."""
+    """Apply a variant to the pipeline for the duration of a `with` block."""
     if variant.config is not None:
         return apply_toma(pipe, variant.config)
     if variant.name == NOISE_FLOOR:
-        # The same products, rounded otherwise: what differs now is what no method can be blamed for.
+        # The same computation with other rounding: differences below this one are rounding noise.
         return sdpa_kernel(SDPBackend.MATH)
     return nullcontext()
 

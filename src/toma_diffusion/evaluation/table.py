@@ -1,4 +1,4 @@
-"""The table of a run: one row a variant, made from the folder alone."""
+"""The table of a run, made from its folder: one row per variant."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ COLUMNS = (
 )
 
 AVERAGES: Mapping[str, Callable[[Sequence[float]], float]] = {SECONDS: median, "psnr": pool_psnr}
-"""Of what is not averaged by the mean."""
+"""How values are combined that are not averaged by the mean."""
 
 
 def rows_of(folder: RunFolder) -> list[dict[str, str]]:
-    """One for each variant. A figure that not all its images have is left empty: it would be of other images."""
+    """One row per variant. A value that some of its images lack is left empty: it would not be comparable."""
     plan, facts = folder.plan, folder.facts
     common = {
         "model": plan.model,
@@ -45,15 +45,12 @@ def rows_of(folder: RunFolder) -> list[dict[str, str]]:
         "date": folder.date,
     }
     rows = []
-    baseline_seconds = None
     for variant in plan.variants:
         found = _figures(folder, variant)
-        seconds = found.values.get(SECONDS)
-        baseline_seconds = seconds if variant == plan.baseline else baseline_seconds
         row = dict.fromkeys(COLUMNS, "") | common | variant.key
         row |= {name: f"{value:.6g}" for name, value in found.values.items() if name in (SECONDS, *plan.metrics)}
-        if seconds and baseline_seconds:
-            row["speedup"] = f"{baseline_seconds / seconds:.4f}"
+        speedup = _speedup(folder, variant)
+        row["speedup"] = "" if speedup is None else f"{speedup:.4f}"
         sources = {name: source for name, source in sorted(found.sources.items()) if source and row[name]}
         row["sources"] = json.dumps(sources, separators=(",", ":"))
         rows.append(row)
@@ -61,7 +58,7 @@ def rows_of(folder: RunFolder) -> list[dict[str, str]]:
 
 
 def _figures(folder: RunFolder, variant: Variant) -> Scores:
-    """Of a variant: the averages of its images' time and metrics, and the joint metrics."""
+    """The averages over the images of a variant, and its joint metrics."""
     joint = folder.joint_scores(variant)
     values = {name: value for name, value in joint.values.items() if name in JOINT_METRICS}
     sources = dict(joint.sources)
@@ -73,6 +70,22 @@ def _figures(folder: RunFolder, variant: Variant) -> Scores:
                 values[name] = AVERAGES.get(name, fmean)([scores.values[name] for scores in of_items])
                 sources[name] = origins.pop()
     return Scores(values, sources)
+
+
+def _speedup(folder: RunFolder, variant: Variant) -> float | None:
+    """The median over the images of baseline seconds / variant seconds.
+
+    The two times of an image were measured one shortly after the other, so that a busy machine changes their ratio
+    less than it changes the median times.
+    """
+    ratios = []
+    for item in folder.plan.items:
+        own = folder.item_scores(variant, item).values.get(SECONDS)
+        baseline = folder.item_scores(folder.plan.baseline, item).values.get(SECONDS)
+        if not own or not baseline:
+            return None
+        ratios.append(baseline / own)
+    return median(ratios)
 
 
 def _resolution(folder: RunFolder) -> str:
@@ -109,7 +122,7 @@ FORMATS: Mapping[str, str] = {
 
 
 def to_rich(folder: RunFolder) -> Table:
-    """The table to look at. Columns that are empty in all rows are left out."""
+    """The table for a terminal. Columns that are empty in all rows are left out."""
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""From methods and ratios, or the name of one of the paper's tables, to the variants of a run."""
+"""Makes the variants of a run from methods and ratios, or from the name of a table in the paper."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from toma_diffusion.experiments.cells import MethodSpec, cells_of
 
 RATIOS = (0.25, 0.5, 0.75)
 UNMERGED = (Variant(BASELINE), Variant(NOISE_FLOOR))
-"""What every run begins with."""
+"""The first two variants of every run."""
 
 _TOMA = "toma:scale=1000"
-"""The paper's softmax; our preset assigns hard."""
+"""With the paper's softmax; our preset uses hard assignment."""
 _EVERY_STEP = "select_every=1;reweigh_every=1"
 PAPER: Mapping[str, tuple[tuple[tuple[str, ...], tuple[float, ...]], ...]] = MappingProxyType(
     {
@@ -31,7 +31,7 @@ PAPER: Mapping[str, tuple[tuple[tuple[str, ...], tuple[float, ...]], ...]] = Map
                 (0.5,),
             ),
         ),
-        # Table 3, the number of tiles. "50 recompute steps" of 50: everything anew in every step.
+        # Table 3, the number of tiles. "50 recompute steps" of 50: everything computed again in every step.
         "table3": ((tuple(f"{_TOMA};num_regions={count};{_EVERY_STEP}" for count in (4, 16, 64, 256)), (0.5,)),),
         # Table 6, unmerging, under the same conditions.
         "table6": ((tuple(f"{_TOMA};unmerge={how};{_EVERY_STEP}" for how in ("transpose", "pseudo-inverse")), (0.5,)),),
@@ -50,33 +50,33 @@ PAPER: Mapping[str, tuple[tuple[tuple[str, ...], tuple[float, ...]], ...]] = Map
             ((_TOMA, "toma-stripe", "toma-tile", "toma-once", "tomesd", "tofu"), RATIOS),
             (("todo",), (0.75,)),
         ),
-        # Table 10, Flux. What Flux wants otherwise, such as blocks to leave alone, is filled in for the model.
+        # Table 10, Flux. Defaults of the model family, such as blocks to skip, are filled in.
         "table10": (((_TOMA,), RATIOS),),
     }
 )
 """The rows of the paper's tables: methods with their settings, and the ratios of each.
 
-The texts that we have give the tables' captions and what is said about them; of the figures only Table 10's are there.
-Where a row is not spelled out, it is what that text speaks of."""
+The text of the paper that we have contains the captions and the discussion, but the values of Table 10 only. Rows that
+are not spelled out follow the discussion."""
 
 
 def merged_variants(model: Any, methods: Iterable[MethodSpec], ratios: Iterable[float]) -> list[Variant]:
-    """One for each method and ratio, with the settings that `apply_toma` arrives at for this model."""
+    """One per method and ratio, with the settings that `apply_toma` uses for this model."""
     return [Variant(cell.method, cell.config, cell.overrides) for cell in cells_of(model, methods, ratios)]
 
 
 def paper_variants(model: Any, table: str) -> tuple[list[Variant], list[str]]:
-    """The rows of one of the paper's tables on this model; and for each that it cannot have, why."""
+    """The rows of one of the paper's tables on this model, and a reason for each row that is not possible."""
     if table not in PAPER:
-        raise UsageError(f"{table!r} is not one of the paper's tables here: use one of {', '.join(PAPER)}.")
+        raise UsageError(f"{table!r} is not a known table of the paper: use one of {', '.join(PAPER)}.")
     variants: list[Variant] = []
     left_out = []
     for methods, ratios in PAPER[table]:
         for text in methods:
             try:
                 variants += merged_variants(model, [MethodSpec.parse(text)], ratios)
-            except ValueError as error:
+            except UsageError as error:
                 left_out.append(f"{text}: {error}")
     if not variants:
-        raise UsageError(f"no row of {table} can be had on this model: {left_out[0]}")
+        raise UsageError(f"no row of {table} is possible on this model: {left_out[0]}")
     return variants, left_out

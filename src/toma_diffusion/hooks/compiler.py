@@ -80,6 +80,7 @@ def compile_denoiser(
     import torch._dynamo
 
     torch._dynamo.config.recompile_limit = max(GRAPHS_PER_BLOCK_CLASS, torch._dynamo.config.recompile_limit)
+    _keep_hooks_out()
     obstacle = obstacle or _no_graphs(model)
     if mode == "graphs" and obstacle is not None:
         warnings.warn(f"CUDA graphs cannot be used here: {obstacle}. Compiling block by block instead.", stacklevel=3)
@@ -104,6 +105,13 @@ def undo_compile(model: nn.Module) -> None:
         for key in [key for key, hook in hooks.items() if isinstance(hook, (BeginReplay, KeepOutput))]:
             del hooks[key]
             with_kwargs.pop(key, None)
+
+
+@cache
+def _keep_hooks_out() -> None:
+    """Hooks of the whole model are called from compiled code, which would make graphs of them too."""
+    for hook in (BeginReplay, KeepOutput):
+        hook.__call__ = torch.compiler.disable(hook.__call__)  # type: ignore[method-assign]
 
 
 def _no_graphs(model: nn.Module) -> str | None:

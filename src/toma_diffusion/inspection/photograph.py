@@ -1,7 +1,7 @@
-"""Token merging made visible on one photograph: its patches are the tokens.
+"""Token merging shown on one image, with its patches as tokens.
 
-Three ways to choose destinations are shown at three ratios, with everything after the choice the same: the method's
-merge and unmerge. What the reconstruction loses is what merging costs.
+Three ways to choose destinations are compared at three ratios. Merging and unmerging are the same for all three. The
+difference between the reconstruction and the original is what merging loses.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from toma_diffusion.core import Action, Grid, MergePlan
 from toma_diffusion.errors import UsageError
 
 PATCH = 8
-"""Side of a token in pixels: the share of the image that one token of a Stable Diffusion latent stands for."""
+"""Side of a token in pixels: the part of an image that one token of a Stable Diffusion latent covers."""
 RATIOS = (0.25, 0.5, 0.75)
 SELECTIONS = ("facility-location", "random", "strided")
+SAMPLE = Path(__file__).with_name("assets") / "sample.jpg"
+"""The image that is used if the user gives none: an owl, a butterfly, a parrot and an astronaut that the demo model
+generated ("3d emoji of …", seed 3, 30 steps, guidance 4), on a background of our own."""
 
 _COLORS = {"facility-location": "#0b6e4f", "random": "#c8553d", "strided": "#588b8b"}
 
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """One photograph, merged and unmerged."""
+    """The image after merging and unmerging."""
 
     selection: str
     ratio: float
@@ -44,39 +47,40 @@ class Reconstruction:
 
 
 def load_photograph(path: Path | None = None, size: int = 512) -> Tensor:
-    """A photograph as [height, width, 3] in 0..1, its longer side at most `size`, cropped to whole patches.
+    """Read an image as [height, width, 3] in 0..1, its longer side at most `size`, cropped to whole patches.
 
     Args:
-        path: an image file; None for the astronaut that scikit-image ships (NASA, public domain).
+        path: an image file. Defaults to an image that comes with this package.
+        size: in pixels.
     """
     import numpy as np
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
-    if path is None:
-        from skimage import data
-
-        picture = Image.fromarray(data.astronaut())
-    else:
-        try:
-            picture = Image.open(path).convert("RGB")
-        except FileNotFoundError as error:
-            raise UsageError(f"{str(path)!r} does not exist: give the path of an image file.") from error
-        except (UnidentifiedImageError, IsADirectoryError) as error:
-            raise UsageError(f"{str(path)!r} is not an image that can be read: give a PNG, JPEG or WebP.") from error
+    try:
+        picture = Image.open(path or SAMPLE).convert("RGB")
+    except FileNotFoundError as error:
+        raise UsageError(f"{str(path)!r} does not exist: give the path of an image file.") from error
+    except OSError as error:  # a folder, not an image, cut short, not readable
+        raise UsageError(f"{str(path)!r} cannot be read as an image: give a PNG, JPEG or WebP file.") from error
     picture.thumbnail((size, size), Image.Resampling.LANCZOS)
     width, height = (side // PATCH * PATCH for side in picture.size)
     if min(width, height) < 2 * PATCH:
-        raise UsageError(f"the image is {picture.width}×{picture.height}; each side needs at least {2 * PATCH} pixels.")
+        raise UsageError(
+            f"the image is {picture.width}×{picture.height} pixels: each side needs at least {2 * PATCH}."
+        )
     return torch.from_numpy(np.asarray(picture.crop((0, 0, width, height)), dtype=np.float32) / 255)
 
 
 def reconstructions(
     photograph: Tensor, config: ToMAConfig, ratios: Iterable[float] = RATIOS, selections: Iterable[str] = SELECTIONS
 ) -> Iterator[Reconstruction]:
-    """Merge and unmerge the patches of `photograph`, once for every selection and ratio.
+    """Merge and unmerge the patches of `photograph`, once for each selection and ratio.
 
     Args:
-        config: everything but selection and ratio is taken from it.
+        photograph: [height, width, 3] in 0..1, in whole patches.
+        config: all other settings.
+        ratios: fractions of the tokens to remove.
+        selections: ways to choose destinations.
     """
     pixels, grid = _patchify(photograph)
     features = _comparable_by_cosine(pixels)
@@ -98,8 +102,8 @@ def reconstructions(
             )
 
 
-def draw(photograph: Tensor, results: list[Reconstruction], title: str, path: Path) -> None:
-    """One figure: the original, the destinations, and every reconstruction with its PSNR."""
+def plot_reconstructions(photograph: Tensor, results: list[Reconstruction], title: str, path: Path) -> None:
+    """Write one figure: the original, the destinations, and every reconstruction with its PSNR."""
     from matplotlib.figure import Figure
 
     selections = list(dict.fromkeys(result.selection for result in results))
@@ -134,7 +138,7 @@ def draw(photograph: Tensor, results: list[Reconstruction], title: str, path: Pa
 
 
 def write_rows(results: list[Reconstruction], facts: dict[str, object], path: Path) -> None:
-    """One CSV row per reconstruction, with `facts` about the run in each."""
+    """Write one CSV row per reconstruction, each with `facts` about the run."""
     rows = [
         {
             "selection": result.selection,
@@ -165,10 +169,10 @@ def _unpatchify(tokens: Tensor, grid: Grid) -> Tensor:
 
 
 def _comparable_by_cosine(pixels: Tensor) -> Tensor:
-    """Cosine does not see brightness: a dark and a bright patch of one colour would count as equal.
+    """Turn pixels into features whose cosine falls with the distance between patches.
 
-    A model's tokens are normalised and carry brightness in their direction. Pixels get there by centring them and
-    adding one constant entry as long as a typical patch: cosine then falls with the distance between patches.
+    The cosine of raw pixels ignores brightness: a dark and a bright patch of one colour would count as equal. Centring
+    the pixels and adding one constant entry as long as a typical patch corrects this.
     """
     centred = pixels - pixels.mean(dim=(0, 1))
     constant = centred.norm(dim=-1, keepdim=True).mean().expand(*centred.shape[:-1], 1)
@@ -176,7 +180,7 @@ def _comparable_by_cosine(pixels: Tensor) -> Tensor:
 
 
 def _mark_destinations(photograph: Tensor, kept: Tensor) -> Tensor:
-    """Destinations in full colour, tokens that merge into them faded to white."""
+    """Destinations in full colour, merged tokens faded to white."""
     weight = kept.repeat_interleave(PATCH, 0).repeat_interleave(PATCH, 1)[:, :, None].float() * 0.85 + 0.15
     return photograph * weight + (1 - weight)
 
