@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	--editable ./demo-model --editable
 
-.PHONY: demo test test-compat check format test-gpu bench clean
+.PHONY: demo test test-fast test-compat check format test-gpu bench clean
 
+# OMP_WAIT_POLICY: waiting threads sleep. If another process keeps one of two cores busy, spinning ones are ten times slower.
 demo: $(VENV)/installed-demo ## make images with the demo model, without merging and with it, and compare them
-	$(BIN)/toma demo --fresh --output demo
+	OMP_WAIT_POLICY=passive $(BIN)/toma demo --fresh --output demo
 
 test: $(VENV)/installed-dev ## the tests that need no GPU
 	$(BIN)/python -m pytest --numprocesses 2 -m "not gpu"
+
+test-fast: $(VENV)/installed-dev ## without those that kill, resume, train, wait for turns or compile long
+	$(BIN)/python -m pytest --numprocesses 2 -m "not gpu and not slow"
 
 check: $(VENV)/installed-dev ## lint, format, types, import layers
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""What every setting costs in quality, on the bundled model: the rows of benchmarks/results/quality_bundled.csv.
+"""What every setting costs in quality, on the demo model: the rows of benchmarks/results/quality_bundled.csv.
 
     python benchmarks/quality.py --output DIR --lpips-weights FILE [--inception-weights FILE --real-images DIR]
 
@@ -26,7 +26,7 @@ PRESETS = (
     *("tomesd", "tofu", "todo"),
 )
 BASE = {"assign": "local", "scale": "1000"}
-"""Beside the preset `toma`: 64 tiles, local, softmax, each module."""
+"""Changes to the preset `toma`: 64 tiles, local, softmax, each module."""
 CHANGES = (
     *(f"num_regions={count}" for count in (4, 16, 64, 256)),
     *("region=stripe;num_regions=64", "region=global"),
@@ -75,7 +75,7 @@ def methods_of(changes: tuple[str, ...]) -> str:
 
 
 def changed(variant: Variant) -> str:
-    """The fields that were asked for beside its preset's."""
+    """The fields that were changed in its preset."""
     return "; ".join(f"{name}={value}" for name, value in variant.asked_for.items())
 
 
@@ -91,7 +91,7 @@ def evaluate(folder: Path, arguments: list[str]) -> RunFolder:
 
 
 def rows_of(run: RunFolder, name: str) -> list[dict[str, str]]:
-    """The run's table with every setting of ToMA, and the noise floor beside every figure it has."""
+    """The run's table with every setting of ToMA, and the noise floor in columns of its own."""
     table = run.table()
     floor = next(row for row in table if row["method"] == NOISE_FLOOR)
     rows = []

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measure the rows of benchmarks/results/ anew on this machine's GPU:
 #
-#   benchmarks/reproduce.sh FOLDER [methods] [bounds] [flux] [cache] [few-steps] [whole] [eager] [operators]
+#   benchmarks/reproduce.sh FOLDER [methods] [bounds] [flux] [cache] [few-steps] [pipeline] [eager] [operators]
 #
 # Every part writes CSV files into FOLDER; without parts all are measured. Benchmarks of a part compile side by side and
 # time one at a time (--take-turns). What is there already is not measured again. RATIOS=0.75 measures methods and bounds
@@ -11,12 +11,12 @@
 set -u
 folder=${1:?"give a folder for the rows"}
 shift
-parts=${*:-methods bounds flux cache few-steps whole eager operators}
+parts=${*:-methods bounds flux cache few-steps pipeline eager operators}
 for part in $parts; do  # before hours are spent on the others
     case $part in
-    methods | bounds | flux | cache | few-steps | whole | eager | operators) ;;
+    methods | bounds | flux | cache | few-steps | pipeline | eager | operators) ;;
     *)
-        echo "unknown part '$part': methods, bounds, flux, cache, few-steps, whole, eager or operators" >&2
+        echo "unknown part '$part': methods, bounds, flux, cache, few-steps, pipeline, eager or operators" >&2
         exit 2 ;;
     esac
 done
@@ -48,8 +48,7 @@ for part in $parts; do
     case $part in
     methods)  # all of them on SDXL and on Stable Diffusion 1.5: 20 processes, some 100 GB on the GPU
         for model in sdxl sd15; do
-            for method in toma toma:scale=1000 toma-stripe toma-tile toma-once fast,todo balanced lower-bound tomesd \
-                tofu; do
+            for method in toma toma:scale=1000 toma-stripe toma-tile toma-once fast,todo balanced tomesd tofu; do
                 bench "methods-$model-${method//[:,=]/-}" --model $model $graph --bounds none --methods "$method" \
                     --ratios "$ratios"
             done
@@ -77,18 +76,21 @@ for part in $parts; do
                 --methods fast --ratios 0.5 --bounds none
         done
         finish ;;
-    few-steps)  # four steps, where a cache has nothing to skip; and the whole pipeline's time
+    few-steps)  # four steps, where a cache has nothing to skip
         bench few-steps --model sdxl --modes graph --steps 4 --repeats 5 --methods fast,toma-tile --ratios 0.5 \
-            --bounds none --pipeline
+            --bounds none
         finish ;;
-    whole)  # one graph of the whole denoiser in place of its blocks; and the whole pipeline's time at twenty steps
-        bench whole --model sdxl --modes graph --steps 20 --repeats 5 --compile whole --methods fast --ratios 0.5 \
-            --bounds none --pipeline
+    pipeline)  # what a user gets from handle.compile("graphs"): a denoiser step, and a whole pipeline of twenty
+        # steps. Takes long: the whole denoiser is compiled once for each kind of step, 3 to 4 minutes each.
+        for method in fast balanced; do
+            bench "pipeline-$method" --model sdxl --modes compiled --compile graphs --steps 20 --repeats 15 \
+                --methods $method --ratios 0.5 --bounds none --pipeline
+        done
         finish ;;
     eager)  # the same without a compiler: its kernels, replayed, so that the CPU does not decide
         for model in sdxl sd15; do
             bench "eager-$model" --model $model $graph --compile none --bounds none \
-                --methods fast,toma-once,toma-tile,toma,toma:scale=1000,toma-stripe,tomesd,tofu,todo,lower-bound
+                --methods fast,toma-once,toma-tile,toma,toma:scale=1000,toma-stripe,tomesd,tofu,todo
         done
         finish ;;
     operators)

@@ -23,7 +23,7 @@ def read(name: str) -> list[Row]:
 
 
 def denoiser_table() -> str:
-    """Every method beside its baseline and bounds, a group of rows that were measured in one run after another."""
+    """Every method with its baseline and bounds, grouped by run."""
     lines = _head(
         "model | method | scope | removed | ms a step | baseline | speed-up | over bound | over floor | memory"
     )
@@ -53,7 +53,7 @@ def pipeline_table() -> str:
 
 
 def cache_table() -> str:
-    """A first-block cache alone and with merging, beside the model without either."""
+    """A first-block cache alone and with merging, compared with the model without either."""
     rows = [row for row in read("denoiser_h200.csv") if row["cache"]]
     alone = {row["cache"]: float(row["step_ms"]) for row in rows if not row["ratio"]}
     whole = alone[min(alone, key=float)]  # so low a threshold that nothing is skipped
@@ -107,7 +107,7 @@ def methods_table() -> str:
 
 
 def operator_table() -> str:
-    """Every operator at the shapes of SDXL and Flux, beside plain torch and a copy."""
+    """Every operator at the shapes of SDXL and Flux, compared with plain torch and a copy."""
     lines = _head("operator | shape | µs | plain torch | | of a copy's bandwidth")
     for row in read("ops_h200.csv"):
         if row["shape"].startswith("1x") and "x640" in row["shape"]:
@@ -122,7 +122,7 @@ def operator_table() -> str:
 
 
 def quality_table(*runs: str) -> str:
-    """Rows of the bundled model: how far pictures are from those without merging."""
+    """Rows of the demo model: how far images are from those without merging."""
     figures = {"psnr": ("PSNR, dB", 1), "ssim": ("SSIM", 3), "lpips": ("LPIPS", 3), "fid": ("FID", 0)}
     rows = [
         row for row in read("quality_bundled.csv") if row["run"] in runs and (row["ratio"] or row["run"] == runs[0])
@@ -138,8 +138,8 @@ def quality_table(*runs: str) -> str:
 def facts() -> str:
     """The machine, the versions and the commits of all rows."""
     rows = [row for name in FILES for row in read(name)]
-    told = {name: sorted({row[name] for row in rows}) for name in ("gpu", "torch", "diffusers", "triton", "commit")}
-    return "; ".join(f"{name} {', '.join(value for value in values if value)}" for name, values in told.items())
+    found = {name: sorted({row[name] for row in rows}) for name in ("gpu", "torch", "diffusers", "triton", "commit")}
+    return "; ".join(f"{name} {', '.join(value for value in values if value)}" for name, values in found.items())
 
 
 def rewritten(page: str) -> str:

@@ -1,4 +1,4 @@
-"""The model that the package carries: trained, small, and what its card says."""
+"""The demo model: trained, small, and what its card says."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from toma_diffusion import apply_toma
 from toma_diffusion.pipelines.checkpoints import bundled_model
-from toma_diffusion.pipelines.generation import Drawing, draw
+from toma_diffusion.pipelines.generation import ImageRequest, generate_image
 
 ROOT = Path(__file__).parents[1]
 LOGS = ("vae", "diffusion-1", "diffusion-2", "diffusion-3")
@@ -32,7 +32,7 @@ def colours(image):
     return pixels[side // 4 : 3 * side // 4, side // 4 : 3 * side // 4].mean(axis=(0, 1))
 
 
-def test_it_fits_the_package_in_half_precision():
+def test_it_is_small_and_in_half_precision():
     files = [path for path in bundled_model().rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 40 * MIB
     for path in bundled_model().rglob("*.safetensors"):
@@ -40,28 +40,32 @@ def test_it_fits_the_package_in_half_precision():
             assert {weights.get_slice(name).get_dtype() for name in weights.keys()} <= {"F16", "I64"}, path  # noqa: SIM118
 
 
-def test_it_is_built_as_sdxl_and_sees_1024_tokens(pipe):
+def test_it_has_the_structure_of_sdxl_and_1024_tokens(pipe):
     assert pipe.unet.config.sample_size**2 == 1024
     assert pipe.unet.config.use_linear_projection
     assert set(pipe.unet.config.transformer_layers_per_block) == {2}
     assert pipe.scheduler.config.prediction_type == "v_prediction"
 
 
-def test_it_draws_what_it_is_told(pipe):
-    red, blue = (draw(pipe, Drawing(f"3d emoji of a {colour} heart", steps=6)) for colour in ("red", "blue"))
+def test_images_show_what_the_prompt_says(pipe):
+    red, blue = (
+        generate_image(pipe, ImageRequest(f"3d emoji of a {colour} heart", steps=6)) for colour in ("red", "blue")
+    )
     assert colours(red)[0] > 2 * colours(red)[2]
     assert colours(blue)[2] > 2 * colours(blue)[0]
-    dark, light = (draw(pipe, Drawing(f"a photo of a {colour} t-shirt", steps=6)) for colour in ("black", "white"))
+    dark, light = (
+        generate_image(pipe, ImageRequest(f"a photo of a {colour} t-shirt", steps=6)) for colour in ("black", "white")
+    )
     assert colours(light).mean() > 1.5 * colours(dark).mean()
 
 
 def test_merging_half_of_the_tokens_keeps_the_picture(pipe):
-    drawing = Drawing("3d emoji of a red heart", steps=6)
-    whole = np.asarray(draw(pipe, drawing), dtype=np.float64)
+    request = ImageRequest("3d emoji of a red heart", steps=6)
+    whole = np.asarray(generate_image(pipe, request), dtype=np.float64)
     with apply_toma(pipe, ratio=0.5):
-        merged = np.asarray(draw(pipe, drawing), dtype=np.float64)
+        merged = np.asarray(generate_image(pipe, request), dtype=np.float64)
     assert 0 < np.square(merged - whole).mean() < 255**2 / 100  # above 20 dB
-    assert np.array_equal(np.asarray(draw(pipe, drawing)), whole)
+    assert np.array_equal(np.asarray(generate_image(pipe, request)), whole)
 
 
 def test_the_logs_are_those_of_its_training():
@@ -74,7 +78,7 @@ def test_the_logs_are_those_of_its_training():
         assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
 
 
-def test_the_card_tells_every_stage():
+def test_the_card_lists_every_stage():
     card = (bundled_model() / "README.md").read_text()
     for chapter in json.loads((bundled_model() / "training.json").read_text()):
         assert f"| {chapter['steps']:,} | {chapter['images']:,} of {chapter['different_images']:,} |" in card

@@ -1,23 +1,32 @@
-"""Every example in the docstrings, in the README and in docs/ runs, and says what it says."""
+"""Every example in the docstrings, in the README and in docs/ runs; every command and link on these pages is right."""
 
 import doctest
 import importlib
 import pkgutil
 import re
+import shlex
+from functools import partialmethod
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import typer
+from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin
+from tiny_checkpoints import checkpoint
+from torch import nn
 
 import toma_diffusion
+from toma_diffusion.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-CODE = [
-    pytest.param(code, id=f"{page.name}-{index}")
-    for page in PAGES
-    for index, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
-]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+HUB = {
+    "stabilityai/stable-diffusion-xl-base-1.0": "sdxl",
+    "stable-diffusion-v1-5/stable-diffusion-v1-5": "sd15",
+    "black-forest-labs/FLUX.1-dev": "flux",
+}
+"""The models that pages load from the hub, and the tiny ones that take their place here."""
 MODULES = [
     name
     for _, name, _ in pkgutil.walk_packages(toma_diffusion.__path__, "toma_diffusion.")
@@ -46,13 +55,72 @@ def test_there_are_docstring_examples():
     assert len(examples()) >= 3
 
 
-@pytest.mark.parametrize("code", CODE)
-def test_page_example(code):
-    exec(compile(code, "page", "exec"), {})
+def blocks(page: Path, language: str) -> list[str]:
+    """The code of that language on a page."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def tiny_hub(monkeypatch, tmp_path):
+    """Pages load real models onto a GPU and compile them; here tiny ones on the CPU stand in, and nothing is compiled
+    to machine code."""
+
+    def put_tiny_in_place(model_class):
+        load = model_class.from_pretrained.__func__
+
+        def from_pretrained(cls, name, *, subfolder=None, torch_dtype=None, **settings):
+            settings |= {} if subfolder is None else {"subfolder": subfolder}
+            return load(cls, checkpoint(HUB[name]) if name in HUB else name, **settings)
+
+        monkeypatch.setattr(model_class, "from_pretrained", classmethod(from_pretrained))
+
+    for model_class in (DiffusionPipeline, ModelMixin, SchedulerMixin):
+        put_tiny_in_place(model_class)
+    monkeypatch.setattr(DiffusionPipeline, "to", lambda self, *args, **kwargs: self)
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
+    monkeypatch.chdir(tmp_path)  # for the images that they save
+
+
+@pages
+@pytest.mark.filterwarnings("ignore:CUDA graphs cannot be used here")
+def test_page_examples(page, tiny_hub):
+    """In the order of the page: a later one may use what an earlier one has made."""
+    names: dict = {}
+    for index, code in enumerate(blocks(page, "python")):
+        exec(compile(code, f"{page.name}, example {index}", "exec"), names)
 
 
 def test_page_examples_are_found():
-    assert len(CODE) >= 3
+    assert sum(len(blocks(page, "python")) for page in PAGES) >= 6
+    assert "from_pretrained" in blocks(ROOT / "README.md", "python")[0]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every call of `toma` in the shell code of a page, as words."""
+    lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
+    calls = [shlex.split(line, comments=True) for line in lines]
+    starts = (["toma"], [".venv/bin/toma"])
+    found = [call[1:] for call in calls if call[:1] in starts]
+    return found + [call[call.index("toma_diffusion.cli") + 1 :] for call in calls if "toma_diffusion.cli" in call]
+
+
+@pages
+def test_commands_have_the_options_that_pages_name(page):
+    known = typer.main.get_command(app).commands
+    for call in commands(page):
+        options = {option for parameter in known[call[0]].params for option in parameter.opts}
+        assert [word for word in call if word.startswith("--") and word not in options] == []
+
+
+def test_commands_are_found():
+    assert len(commands(ROOT / "README.md")) >= 3
+
+
+@pages
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (page.parent / link).exists()] == []
 
 
 def test_tables_are_those_of_the_rows(monkeypatch):

@@ -1,7 +1,10 @@
-"""Files are exchanged whole or not at all."""
+"""Files are replaced as a whole or not at all."""
+
+from pathlib import Path
 
 import pytest
 
+from toma_diffusion import UsageError
 from toma_diffusion.files import check_writable, replacing
 
 
@@ -49,10 +52,14 @@ class TestCheckWritable:
         assert [path.name for path in tmp_path.rglob("*")] == ["new"]
 
     def test_a_folder_in_the_file_s_place(self, tmp_path):
-        with pytest.raises(ValueError, match="is a folder: give the name of a file"):
+        with pytest.raises(UsageError, match="is a folder: give the name of a file"):
             check_writable(tmp_path)
 
     def test_a_file_in_the_folder_s_place(self, tmp_path):
         (tmp_path / "file").touch()
-        with pytest.raises(OSError, match="file"):
+        with pytest.raises(UsageError, match=r"image\.png' cannot be written: .*file'\. Give a path in a folder"):
             check_writable(tmp_path / "file" / "image.png")
+
+    def test_a_folder_that_cannot_be_made(self):
+        with pytest.raises(UsageError, match=r"'/proc/nowhere/image\.png' cannot be written"):
+            check_writable(Path("/proc/nowhere/image.png"))

@@ -1,1 +1,1 @@
-"""Trains the small text-to-image model that the package carries: `python -m training.run --help`."""
+"""Trains the demo model, a small text-to-image model: `python -m training.run --help`."""

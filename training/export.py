@@ -24,7 +24,7 @@ CARD = Path(__file__).with_name("model_card.md")
 
 
 class ModelTooLargeError(ValueError):
-    """The pipeline's folder is larger than the package may carry."""
+    """The pipeline's folder is larger than the package toma-diffusion-demo may be."""
 
 
 def folder_mib(folder: Path) -> float:
@@ -33,7 +33,7 @@ def folder_mib(folder: Path) -> float:
 
 
 def millions(network: nn.Module) -> str:
-    """How many parameters a network has, as the model card tells it."""
+    """How many parameters a network has, as written in the model card."""
     return f"{sum(weight.numel() for weight in network.parameters()) / 1e6:.1f} M"
 
 
@@ -51,7 +51,7 @@ def write_files(pipeline: StableDiffusionPipeline, tokenizer: Path, folder: Path
     # and the pipeline fails when they differ.
     config = folder / "text_encoder" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
-    for path in folder.rglob("config.json"):  # where a part was loaded from is nobody's business
+    for path in folder.rglob("config.json"):  # paths of this machine are private
         values = json.loads(path.read_text())
         values.pop("_name_or_path", None)
         path.write_text(json.dumps(values, indent=2) + "\n")
@@ -107,7 +107,7 @@ def history_of(state: dict[str, Any], place: Place) -> list[dict[str, Any]]:
     return [*earlier, chapter("UNet and text encoder", state["settings"]["emoji_share"], state, place)]
 
 
-def told(each: dict[str, Any]) -> str:
+def table_line(each: dict[str, Any]) -> str:
     """One line of the model card's table."""
     cells = (
         each["stage"],
@@ -130,12 +130,12 @@ def model_card(pipeline: StableDiffusionPipeline, history: list[dict[str, Any]])
         latent_channels=pipeline.vae.config.latent_channels,
         vocabulary=len(pipeline.tokenizer),
         images=f"{max(each['different_images'] for each in history):,}",
-        history="\n".join(told(each) for each in history),
+        history="\n".join(table_line(each) for each in history),
     )
 
 
 def export(settings: Settings, place: Place, max_mib: float = MAX_MIB) -> Path:
-    """Write the folder `pipeline`, unless it is too large or does not load and draw a picture.
+    """Write the folder `pipeline`, unless it is too large, or does not load and generate an image.
 
     Raises:
         ModelTooLargeError: The folder would be larger than `max_mib`.

@@ -54,7 +54,7 @@ def normalise(vae: AutoencoderKL, latents: Tensor) -> Tensor:
 
 
 def wordings(dataset: Dataset, settings: Settings) -> list[list[str]]:
-    """For every image some wordings of its caption; the colour is told of photographs only."""
+    """For every image some wordings of its caption; the colour is named for photographs only."""
     chance = random.Random(settings.seed)
     texts = []
     for image, caption in zip(dataset.images, dataset.captions, strict=True):

@@ -11,7 +11,7 @@ SECONDS_BETWEEN_LINES = 20.0
 
 
 class Progress:
-    """A bar that fills from 0 to 1 with a text beside it. Where the output is no terminal, a line now and then."""
+    """A progress bar from 0 to 1 with a text. If the output is not a terminal, it prints a line from time to time."""
 
     def __init__(self, title: str) -> None:
         self.title = title

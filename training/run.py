@@ -16,7 +16,7 @@ from training.diffusion import train_diffusion
 from training.export import export
 from training.latents import prepare_latents
 from training.loop import Budget, Place
-from training.samples import draw_samples
+from training.samples import generate_samples
 from training.settings import FULL, TINY
 from training.vae import train_vae
 
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         elif stage == "export":
             export(settings, place)
         else:
-            draw_samples(settings, place, options.sample_steps, options.guidance)
+            generate_samples(settings, place, options.sample_steps, options.guidance)
 
 
 if __name__ == "__main__":

@@ -24,16 +24,16 @@ def grid(images: list[Image.Image], captions: list[str]) -> Image.Image:
     width, height = images[0].size
     rows = -(-len(images) // COLUMNS)
     sheet = Image.new("RGB", (COLUMNS * width, rows * (height + CAPTION_HEIGHT)), "white")
-    draw = ImageDraw.Draw(sheet)
+    canvas = ImageDraw.Draw(sheet)
     for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
         left, top = index % COLUMNS * width, index // COLUMNS * (height + CAPTION_HEIGHT)
         sheet.paste(image, (left, top))
         lines = textwrap.wrap(caption, max(8, width // 6))[:2]
-        draw.multiline_text((left + 4, top + height + 4), "\n".join(lines), fill="black")
+        canvas.multiline_text((left + 4, top + height + 4), "\n".join(lines), fill="black")
     return sheet
 
 
-def draw_samples(
+def generate_samples(
     settings: Settings, place: Place, steps: int, guidance: float, prompts: list[str] | None = None
 ) -> Path:
     """Write `samples.png`: every prompt with the seed of its place in the list."""

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes and rates of one training. `FULL` is the bundled model, `TINY` the same in small for tests on a CPU."""
+    """Sizes and rates of one training. `FULL` is the demo model, `TINY` a smaller one for tests on a CPU."""
 
     seed: int = 0
     image_size: int = 256

@@ -18,7 +18,7 @@ from training.settings import Settings
 SCALES = 3
 """Sharp edges weigh at full size, shapes and shading at a half and a quarter of it."""
 COLOUR_WEIGHT = 2.0
-"""Of both colours beside brightness."""
+"""Of the two colour channels, relative to brightness."""
 SQUARES_WEIGHT = 5.0
 """Of squared errors at the smallest scale. L1 alone is content with grey where colours are few: after 500 small steps
 on a CPU, reconstructions were grey with equal weights and L1, and had oranges, blues and some reds with these two."""
@@ -96,14 +96,14 @@ def train_vae(data: Path, settings: Settings, place: Place, budget: Budget, limi
 
     training.run(loss_of, budget)
     averaged(vae, training.checkpoint)
-    draw_reconstructions(vae, pixels[:: max(1, len(pixels) // (COLUMNS * ROWS))][: COLUMNS * ROWS], place)
+    plot_reconstructions(vae, pixels[:: max(1, len(pixels) // (COLUMNS * ROWS))][: COLUMNS * ROWS], place)
 
 
 @torch.no_grad()
-def draw_reconstructions(vae: AutoencoderKL, pixels: Tensor, place: Place) -> None:
+def plot_reconstructions(vae: AutoencoderKL, pixels: Tensor, place: Place) -> None:
     """Write `reconstructions.png`: some of the images in rows, and under each row what the autoencoder makes of it.
 
-    The denoiser will draw nothing better: look at it before training that.
+    The denoiser cannot be better than these: look at them before training it.
     """
     target = to_float(pixels)
     images = torch.cat([vae.decode(vae.encode(each).latent_dist.mean).sample for each in target.split(COLUMNS)])

@@ -1,9 +1,13 @@
-"""torch.compile: the whole denoiser in one graph per action, blocks in a bounded number, results equal eager."""
+"""torch.compile: the whole denoiser in one graph per action, blocks in a bounded number, results equal eager.
+
+All models are in float64, where compiled and eager code make the same choices though they may round otherwise.
+"""
 
 import pytest
 import torch
 from observe import Graphs, attention_lengths, compile_blocks
-from tiny import FAMILIES, SCOPES, SETTINGS, sd3_transformer, sd15_unet
+from pairs import named, pairwise
+from tiny import FAMILIES, SCOPES, SETTINGS, in_dtype
 from torch import nn
 
 from toma_diffusion import apply_toma, remove_toma
@@ -24,8 +28,16 @@ def _fresh_compiler():
     torch.compiler.reset()
 
 
+def merged_pair(family, changes=None, **settings) -> tuple[nn.Module, nn.Module]:
+    """Two equal models: one to be compiled, one to stay eager."""
+    models = [family.build(**changes or {}).double() for _ in range(2)]
+    for model in models:
+        apply_toma(model, **SETTINGS | settings)
+    return models[0], models[1]
+
+
 def generate(family, model: nn.Module, seed: int, steps: int = 6) -> list[torch.Tensor]:
-    inputs = family.inputs(seed=seed)
+    inputs = in_dtype(family.inputs(seed=seed), torch.float64)
     name = "sample" if "sample" in inputs else "hidden_states"
     with torch.no_grad():
         return [model(**inputs | {name: inputs[name] + 0.01 * step}, return_dict=False)[0] for step in range(steps)]
@@ -35,52 +47,62 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
     return all(torch.allclose(one, other, atol=1e-5) for one, other in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-class TestGraphs:
-    def test_whole_denoiser_has_one_graph_per_action(self, family, scope):
-        graphs, model, eager = Graphs(), family.build(), family.build()
-        for each in (model, eager):
-            apply_toma(each, **SETTINGS, **SCHEDULE, scope=scope)
-        model.compile(fullgraph=True, backend=graphs)
-        assert same(generate(family, model, 0), generate(family, eager, 0))
-        assert graphs.count == 3
-        with torch.compiler.set_stance("fail_on_recompile"):
-            assert same(generate(family, model, 1), generate(family, eager, 1))
+# That torch's autograd compiler takes the graphs too (it turns the plans' updates in place into results) costs as much
+# again: every family and every scope has it once, not all of their pairs.
+@pytest.mark.parametrize(("family", "scope", "backend"), pairwise(FAMILIES, SCOPES, ("eager", "aot_eager")), ids=named)
+def test_whole_denoiser_has_one_graph_per_action(family, scope, backend):
+    graphs = Graphs(backend)
+    model, eager = merged_pair(family, family.shallow, **SCHEDULE, scope=scope)
+    model.compile(fullgraph=True, backend=graphs)
+    assert same(generate(family, model, 0), generate(family, eager, 0))
+    assert graphs.count == 3
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert same(generate(family, model, 1), generate(family, eager, 1))
 
-    def test_blocks_have_a_bounded_number(self, family, scope):
-        graphs, model, eager = Graphs(), family.build(), family.build()
-        for each in (model, eager):
-            apply_toma(each, **SETTINGS, **SCHEDULE, scope=scope)
-        compile_blocks(model, fullgraph=True, backend=graphs)
-        assert same(generate(family, model, 0), generate(family, eager, 0))
-        assert graphs.count == GRAPHS_BY_BLOCK[family.name] if scope == "module" else graphs.count <= 16
-        with torch.compiler.set_stance("fail_on_recompile"):
-            assert same(generate(family, model, 1), generate(family, eager, 1))
+
+# SD 1.5 differs from SDXL by its second grid, for which torch compiles with symbols: seconds a graph, so once.
+@pytest.mark.parametrize(
+    ("name", "scope"),
+    [
+        pytest.param("sd15", "module", marks=pytest.mark.slow),
+        *pairwise(["sdxl", "flux", "sd3", "pixart"], SCOPES),
+    ],
+    ids=named,
+)
+def test_blocks_have_a_bounded_number_of_graphs(name, scope):
+    graphs, family = Graphs(), BY_NAME[name]
+    model, eager = merged_pair(family, **SCHEDULE, scope=scope)
+    compile_blocks(model, fullgraph=True, backend=graphs)
+    assert same(generate(family, model, 0), generate(family, eager, 0))
+    assert graphs.count == GRAPHS_BY_BLOCK[name] if scope == "module" else graphs.count <= 16
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert same(generate(family, model, 1), generate(family, eager, 1))
 
 
 class TestLate:
     """Hooks put in or taken out after a compiled call: torch would not look again by itself."""
 
+    family = BY_NAME["pixart"]
+
     def test_applying_after_the_first_compiled_call_takes_effect(self):
-        model, family = sd15_unet(), BY_NAME["sd15"]
-        compiled = torch.compile(model, backend="aot_eager")
-        whole = family.call(compiled)
+        compiled = torch.compile(self.family.build(**self.family.shallow), backend="eager")
+        whole = self.family.call(compiled)
         apply_toma(compiled, **SETTINGS)
-        assert not torch.equal(family.call(compiled), whole)
+        assert not torch.equal(self.family.call(compiled), whole)
         remove_toma(compiled)
-        assert torch.allclose(family.call(compiled), whole, atol=1e-6)
+        assert torch.allclose(self.family.call(compiled), whole, atol=1e-6)
 
     def test_switching_off_and_on(self):
-        model, family = sd15_unet(), BY_NAME["sd15"]
-        whole = family.call(model)
+        model = self.family.build(**self.family.shallow).double()
+        whole = self.family.call(model)
         handle = apply_toma(model, **SETTINGS)
-        model.compile(backend="aot_eager")
-        merged = family.call(model)
+        model.compile(backend="eager")
+        merged = self.family.call(model)
         handle.enabled = False
-        assert torch.allclose(family.call(model), whole, atol=1e-6)
+        assert torch.allclose(self.family.call(model), whole, atol=1e-6)
         handle.enabled = True
-        assert torch.equal(family.call(model), merged)
+        assert torch.allclose(self.family.call(model), merged, atol=1e-6)
+        assert not torch.allclose(merged, whole, atol=1e-3)
 
 
 class TestBlocksWithoutHooks:
@@ -92,19 +114,15 @@ class TestBlocksWithoutHooks:
     )
     def test_a_block_left_alone_does_not_lend_its_code(self, name, scope):
         family = BY_NAME[name]
-        model, eager = family.build(), family.build()
-        for each in (model, eager):
-            apply_toma(each, **SETTINGS | {"skip_blocks": (0,)}, scope=scope)
-        compile_blocks(model, fullgraph=True, backend="aot_eager")
+        model, eager = merged_pair(family, skip_blocks=(0,), scope=scope)
+        compile_blocks(model, fullgraph=True, backend="eager")
         assert same(generate(family, model, 0, steps=2), generate(family, eager, 0, steps=2))
 
     def test_nor_does_another_model_of_the_same_class(self):
         family = BY_NAME["sdxl"]
-        whole, model, eager = family.build(), family.build(), family.build()
-        for each in (model, eager):
-            apply_toma(each, **SETTINGS)
+        whole, (model, eager) = family.build().double(), merged_pair(family)
         for each in (whole, model):
-            compile_blocks(each, fullgraph=True, backend="aot_eager")
+            compile_blocks(each, fullgraph=True, backend="eager")
         generate(family, whole, 0, steps=2)
         assert same(generate(family, model, 0, steps=2), generate(family, eager, 0, steps=2))
 
@@ -112,9 +130,8 @@ class TestBlocksWithoutHooks:
 class TestMoreThanEightGraphs:
     def test_sd35_by_block_with_changing_sizes(self):
         """Three shapes of block, three actions and two sizes pass torch's default limit of 8; all must be compiled."""
-        graphs, model, eager, family = Graphs(), sd3_transformer(), sd3_transformer(), BY_NAME["sd3"]
-        for each in (model, eager):
-            apply_toma(each, **SETTINGS, **SCHEDULE)
+        graphs, family = Graphs(), BY_NAME["sd3"]
+        model, eager = merged_pair(family, **SCHEDULE)
         compile_blocks(model, fullgraph=True, dynamic=False, backend=graphs)
         for side in (16, 24):
             inputs = {"height": side, "wide": side}
@@ -125,17 +142,16 @@ class TestMoreThanEightGraphs:
 
     def test_repeated_blocks_of_diffusers(self):
         family = BY_NAME["flux"]
-        model, eager = family.build(), family.build()
-        for each in (model, eager):
-            apply_toma(each, **SETTINGS)
-        model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
+        model, eager = merged_pair(family)
+        model.compile_repeated_blocks(fullgraph=True, backend="eager")
         assert same(generate(family, model, 0), generate(family, eager, 0))
         assert attention_lengths(lambda: family.call(eager))[0] == (38, 38)
 
 
 def test_switched_off_is_one_more_graph():
     """The same graph runs outside the window."""
-    graphs, model, family = Graphs(), BY_NAME["pixart"].build(), BY_NAME["pixart"]
+    graphs, family = Graphs(), BY_NAME["pixart"]
+    model = family.build(**family.shallow).double()
     handle = apply_toma(model, **SETTINGS, **SCHEDULE)
     model.compile(fullgraph=True, backend=graphs)
     generate(family, model, 0)
@@ -147,7 +163,8 @@ def test_switched_off_is_one_more_graph():
 
 def test_two_passes_share_the_graphs():
     """The plans of the two passes are different objects of the same shape: no further graph."""
-    graphs, model, family = Graphs(), BY_NAME["flux"].build(), BY_NAME["flux"]
+    graphs, family = Graphs(), BY_NAME["flux"]
+    model = family.build(**family.shallow)
     apply_toma(model, **SETTINGS, **SCHEDULE)
     model.compile(fullgraph=True, backend=graphs)
     prompts = [family.inputs(seed=seed) for seed in range(2)]

@@ -1,4 +1,5 @@
 from collections import Counter
+from itertools import cycle
 
 import diffusers
 import pytest
@@ -22,8 +23,8 @@ from diffusers import (
 )
 from diffusers.callbacks import SDCFGCutoffCallback
 from diffusers.utils import is_scipy_available, is_torchsde_available
-from observe import attention_lengths, watch_plans
-from tiny import FAMILIES, PLAIN, SETTINGS, sd15_unet
+from observe import attention_lengths, same_picture, watch_plans
+from tiny import FAMILIES, PLAIN, SETTINGS, STRIDED, sd15_unet
 from tiny_pipelines import (
     PIPELINES,
     denoiser,
@@ -139,21 +140,21 @@ class TestCounts:
             {"guidance_scale": 0.0},
             {},
         ):
-            trace = traced(pipe, num_inference_steps=50, **{"height": 64, "width": 64} | arguments)
-            assert trace.where("facility_location") == [0, 10, 20, 30, 40]
-            assert trace.total("facility_location") == 5 * 2
-            assert trace.total("merge_weights") == 10 * 2
+            trace = traced(pipe, num_inference_steps=20, **{"height": 64, "width": 64} | arguments)
+            assert trace.where("facility_location") == [0, 10]
+            assert trace.total("facility_location") == 2 * 2
+            assert trace.total("merge_weights") == 4 * 2
 
     def test_two_calls_a_step_twice_in_a_row_then_other_sizes_and_batches(self):
         pipe = flux_pipeline()
         apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
         for arguments in ({}, {}, {"height": 96}, {"num_images_per_prompt": 2}, {}):
             arguments = {"height": 64, "width": 64, "true_cfg_scale": 2.0} | arguments
-            trace = traced(pipe, num_inference_steps=50, **arguments)
-            assert len(trace.calls) == 100
-            assert trace.where("facility_location") == [0, 1, 20, 21, 40, 41, 60, 61, 80, 81]
-            assert trace.total("facility_location") == 2 * 5 * 2
-            assert trace.total("merge_weights") == 2 * 10 * 2
+            trace = traced(pipe, num_inference_steps=20, **arguments)
+            assert len(trace.calls) == 40
+            assert trace.where("facility_location") == [0, 1, 20, 21]
+            assert trace.total("facility_location") == 2 * 2 * 2
+            assert trace.total("merge_weights") == 2 * 4 * 2
 
     def test_one_and_two_calls_a_step_by_turns(self):
         pipe = flux_pipeline()
@@ -172,8 +173,8 @@ def schedulers() -> list:
 
 
 class TestSchedulers:
-    @pytest.mark.parametrize("guidance", [7.5, 0.0])
-    @pytest.mark.parametrize("name", schedulers())
+    # With guidance and without by turns: it changes the batch, not the number of calls.
+    @pytest.mark.parametrize(("name", "guidance"), list(zip(schedulers(), cycle([7.5, 0.0]), strict=False)))
     def test_stable_diffusion(self, name, guidance):
         if name == "DPMSolverSDEScheduler" and not is_torchsde_available():
             pytest.skip("DPMSolverSDEScheduler needs torchsde")
@@ -219,11 +220,9 @@ class TestSchedulers:
     def check(self, pipe, kinds, passes=1, **arguments):
         """As often as the schedule says for the calls that were made; afresh in every generation."""
         apply_toma(pipe, PLAIN, **SETTINGS | OFTEN)
-        results = []
         for _ in range(2):
-            torch.manual_seed(0)  # some schedulers draw without the generator they are given
             with Trace(pipe) as trace:
-                results.append(run(pipe, **arguments))
+                assert run(pipe, **arguments).isfinite().all()
             steps, rest = divmod(len(trace.calls), passes)
             assert rest == 0
             assert steps == len(pipe.scheduler.timesteps)
@@ -232,8 +231,6 @@ class TestSchedulers:
             assert trace.total("facility_location") == selections * kinds * passes
             assert trace.total("merge_weights") == (selections + reweighings) * kinds * passes
             assert trace.where("merge") == list(range(len(trace.calls)))
-        assert results[0].isfinite().all()
-        assert torch.equal(*results)
 
     @pytest.mark.parametrize(("scheduler", "calls"), [(HeunDiscreteScheduler, 15), (PNDMScheduler, 9)])
     def test_more_calls_than_steps(self, scheduler, calls):
@@ -249,7 +246,7 @@ class TestGuidance:
     def test_negative_pass_has_a_plan_of_its_own(self):
         """A scale that takes next to nothing of the negative pass gives what the positive pass alone gives."""
         pipe = flux_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **STRIDED | SCHEDULE)
         arguments = {"num_inference_steps": 4}
         alone = run(pipe, **arguments)
         both = run(pipe, true_cfg_scale=1 + 1e-7, **arguments)
@@ -291,11 +288,11 @@ class TestGuidance:
         """A pass, or a size of the batch, that step 0 does not have: its plan must be made anew nevertheless."""
         pipe = PIPELINES[name]()
         arguments = {"num_inference_steps": 8, **arguments}
-        with apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE):
+        with apply_toma(pipe, PLAIN, **STRIDED | SCHEDULE):
             run(pipe, seed=1, **arguments)
             second = run(pipe, **arguments)
-        with apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE):
-            assert torch.equal(run(pipe, **arguments), second)
+        with apply_toma(pipe, PLAIN, **STRIDED | SCHEDULE):
+            same_picture(run(pipe, **arguments), second)
 
     @pytest.mark.parametrize("scope", ["module", "block", "stage"])
     def test_perturbed_attention_guidance(self, scope):
@@ -304,9 +301,9 @@ class TestGuidance:
         pipe = quiet(StableDiffusionPAGPipeline(**parts, requires_safety_checker=False, pag_applied_layers=["mid"]))
         arguments = {"pag_scale": 3.0, "guidance_scale": 5.0}
         plain = run(pipe, **arguments)
-        with apply_toma(pipe, PLAIN, **SETTINGS, scope=scope):
+        with apply_toma(pipe, PLAIN, **STRIDED, scope=scope):
             merged = run(pipe, **arguments)
-            assert torch.equal(run(pipe, **arguments), merged)
+            same_picture(run(pipe, **arguments), merged)
             assert {query for query, _ in attention_lengths(lambda: run(pipe, **arguments))} == {128, 32}
         assert not torch.equal(merged, plain)
         assert torch.equal(run(pipe, **arguments), plain)
@@ -331,16 +328,15 @@ class TestGuidance:
         if name == "pixart":  # its pipeline takes a single step only from a scheduler of distilled models
             pipe.scheduler = LCMScheduler.from_config(pipe.scheduler.config)
         plain = run(pipe, num_inference_steps=1)
-        apply_toma(pipe, PLAIN, **SETTINGS)
-        results = []
-        for _ in range(3):
-            with Trace(pipe) as trace:
-                results.append(run(pipe, num_inference_steps=1))
-            assert trace.total("facility_location") == KINDS[name] * len(trace.calls)
-            assert trace.total("merge_weights") == KINDS[name] * len(trace.calls)
-        assert torch.equal(results[0], results[1])
-        assert torch.equal(results[1], results[2])
-        assert not torch.equal(results[0], plain)
+        with apply_toma(pipe, PLAIN, **SETTINGS):
+            for _ in range(3):
+                trace = traced(pipe, num_inference_steps=1)
+                assert trace.total("facility_location") == KINDS[name] * len(trace.calls)
+                assert trace.total("merge_weights") == KINDS[name] * len(trace.calls)
+        with apply_toma(pipe, PLAIN, **STRIDED):
+            first, second = (run(pipe, num_inference_steps=1) for _ in range(2))
+        same_picture(first, second)
+        assert not torch.equal(first, plain)
 
     def test_one_step_with_separate_passes(self):
         pipe = flux_pipeline()
@@ -354,11 +350,11 @@ class TestGuidance:
         pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="trailing")
         arguments = {"guidance_scale": 0.0, "num_inference_steps": 1}
         plain = run(pipe, **arguments)
-        apply_toma(pipe, PLAIN, **SETTINGS)
+        apply_toma(pipe, PLAIN, **STRIDED)
         merged = run(pipe, **arguments)
         assert merged.isfinite().all()
         assert not torch.equal(merged, plain)
-        assert torch.equal(run(pipe, **arguments), merged)
+        same_picture(run(pipe, **arguments), merged)
 
 
 class TestDirectCalls:
@@ -438,7 +434,7 @@ class TestFailures:
     @pytest.mark.parametrize("name", ["sd15", "sdxl", "flux", "sd3"])
     def test_exception_between_two_steps(self, name, scope):
         pipe = PIPELINES[name]()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE, scope=scope)
+        apply_toma(pipe, PLAIN, **STRIDED | SCHEDULE, scope=scope)
         whole = run(pipe, num_inference_steps=6)
         other = run(pipe, num_inference_steps=6, seed=1)
 
@@ -449,15 +445,15 @@ class TestFailures:
 
         with pytest.raises(KeyboardInterrupt):
             run(pipe, num_inference_steps=6, callback_on_step_end=fail)
-        assert torch.equal(run(pipe, num_inference_steps=6, seed=1), other)
+        same_picture(run(pipe, num_inference_steps=6, seed=1), other)
         with pytest.raises(KeyboardInterrupt):
             run(pipe, num_inference_steps=6, seed=1, callback_on_step_end=fail)
-        assert torch.equal(run(pipe, num_inference_steps=6), whole)
+        same_picture(run(pipe, num_inference_steps=6), whole)
 
     @pytest.mark.parametrize("scope", ["module", "block", "stage"])
     def test_exception_inside_a_block(self, scope):
         pipe = sdxl_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE, scope=scope)
+        apply_toma(pipe, PLAIN, **STRIDED | SCHEDULE, scope=scope)
         whole = run(pipe, num_inference_steps=6)
 
         def fail(*arguments):
@@ -467,11 +463,11 @@ class TestFailures:
         with pytest.raises(MemoryError):
             run(pipe, num_inference_steps=6, seed=1)
         hook.remove()
-        assert torch.equal(run(pipe, num_inference_steps=6), whole)
+        same_picture(run(pipe, num_inference_steps=6), whole)
 
     def test_between_separate_passes(self):
         pipe = flux_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **STRIDED | SCHEDULE)
         arguments = {"num_inference_steps": 6, "true_cfg_scale": 2.0}
         whole = run(pipe, **arguments)
         calls = Counter()
@@ -485,11 +481,11 @@ class TestFailures:
         with pytest.raises(KeyboardInterrupt):
             run(pipe, **arguments)
         hook.remove()
-        assert torch.equal(run(pipe, **arguments), whole)
+        same_picture(run(pipe, **arguments), whole)
 
     def test_interrupted_generation(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | OFTEN)
+        apply_toma(pipe, PLAIN, **STRIDED | OFTEN)
         whole = run(pipe, num_inference_steps=6)
 
         def stop(pipe, step, timestep, arguments):
@@ -497,7 +493,7 @@ class TestFailures:
             return arguments
 
         assert len(traced(pipe, num_inference_steps=6, callback_on_step_end=stop).calls) == 2
-        assert torch.equal(run(pipe, num_inference_steps=6), whole)
+        same_picture(run(pipe, num_inference_steps=6), whole)
 
 
 class TestWindow:
@@ -620,7 +616,7 @@ SIZES_BY_SIXTEEN = [(336, 192), (208, 208), (144, 272), (128, 128)]
 
 
 class TestChanges:
-    """Merging applied once and for all gives, bit for bit, what merging applied anew gives."""
+    """Merging applied once and for all gives what merging applied anew gives."""
 
     @pytest.mark.parametrize("scope", ["module", "stage"])
     @pytest.mark.parametrize("name", PIPELINES)
@@ -664,15 +660,17 @@ class TestChanges:
             assert kind.tokens_after < kind.tokens_before
 
     def test_samples_of_a_batch_do_not_touch_each_other(self):
+        """In float64, where rounding turns no choice."""
         pipe = sd15_pipeline()
+        pipe.unet.double()
         apply_toma(pipe, PLAIN, **SETTINGS | OFTEN)
-        latents, text = torch.randn(3, 4, 16, 16), torch.randn(3, 6, 32)
+        latents, text = torch.randn(3, 4, 16, 16).double(), torch.randn(3, 6, 32).double()
         arguments = {"prompts": 3, "num_inference_steps": 4}
         before = run(pipe, latents=latents, prompt_embeds=text, **arguments)
         latents, text = latents.clone(), text.clone()
         latents[1], text[1] = torch.randn(4, 16, 16), torch.randn(6, 32)
         after = run(pipe, latents=latents, prompt_embeds=text, **arguments)
-        assert torch.equal(after[[0, 2]], before[[0, 2]])
+        same_picture(after[[0, 2]], before[[0, 2]])
         assert not torch.equal(after[1], before[1])
 
     def test_schedulers(self):
@@ -695,14 +693,14 @@ class TestChanges:
 
     def check(self, pipe, cases, schedulers=None, **settings):
         schedulers = schedulers or [pipe.scheduler] * len(cases)
-        settings = SETTINGS | OFTEN | settings
+        settings = STRIDED | OFTEN | settings
         together = []
         with apply_toma(pipe, PLAIN, **settings):
             for case, pipe.scheduler in zip(cases, schedulers, strict=True):
                 together.append(run(pipe, **case))
         for result, case, pipe.scheduler in zip(together, cases, schedulers, strict=True):
             with apply_toma(pipe, PLAIN, **settings):
-                assert torch.equal(run(pipe, **case), result)
+                same_picture(run(pipe, **case), result)
             assert not torch.equal(run(pipe, **case), result)
 
 
@@ -732,12 +730,12 @@ class TestImagesIn:
 
     def check(self, pipe, scope, **arguments):
         plain = run(pipe, num_inference_steps=4, **arguments)
-        handle = apply_toma(pipe, PLAIN, **SETTINGS | OFTEN, scope=scope)
+        handle = apply_toma(pipe, PLAIN, **STRIDED | OFTEN, scope=scope)
         merged = run(pipe, num_inference_steps=4, **arguments)
         assert merged.shape == plain.shape
         assert merged.isfinite().all()
         assert not torch.equal(merged, plain)
-        assert torch.equal(run(pipe, num_inference_steps=4, **arguments), merged)
+        same_picture(run(pipe, num_inference_steps=4, **arguments), merged)
         handle.remove()
         assert torch.equal(run(pipe, num_inference_steps=4, **arguments), plain)
 
@@ -769,10 +767,10 @@ class TestNoWaiting:
         apply_toma(model, **SETTINGS | OFTEN, scope=scope)
         inputs = to_meta(family.inputs())
         with Trace(model) as trace, torch.no_grad():
-            for _ in range(7):
+            for _ in range(4):
                 output = model(**inputs, return_dict=False)[0]
         assert output.is_meta
-        assert trace.where("facility_location") == [0, 3, 6]
+        assert trace.where("facility_location") == [0, 3]
 
 
 def to_meta(value):
@@ -786,19 +784,19 @@ class TestSwitching:
     def test_off_is_the_original_bit_for_bit_and_on_is_as_before(self, name):
         pipe = PIPELINES[name]()
         plain = run(pipe, num_inference_steps=4)
-        handle = apply_toma(pipe, PLAIN, **SETTINGS | OFTEN)
+        handle = apply_toma(pipe, PLAIN, **STRIDED | OFTEN)
         merged = run(pipe, num_inference_steps=4)
         with toma_enabled(pipe, False):
             assert not handle.enabled
             trace = traced(pipe, num_inference_steps=4)
-            assert trace.total("merge") == trace.total("facility_location") == 0
+            assert trace.total("merge") == trace.total("merge_weights") == 0
             assert torch.equal(run(pipe, num_inference_steps=4), plain)
         assert handle.enabled
-        assert torch.equal(run(pipe, num_inference_steps=4), merged)
+        same_picture(run(pipe, num_inference_steps=4), merged)
         handle.enabled = False
         assert torch.equal(run(pipe, num_inference_steps=4), plain)
         with toma_enabled(pipe):
-            assert torch.equal(run(pipe, num_inference_steps=4), merged)
+            same_picture(run(pipe, num_inference_steps=4), merged)
         assert torch.equal(run(pipe, num_inference_steps=4), plain)
 
     def test_context_restores_after_an_exception(self):

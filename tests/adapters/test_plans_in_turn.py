@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from observe import CountOperators, Graphs, attention_lengths, compile_blocks, state_of
-from tiny import FAMILIES, SCOPES
+from observe import CountOperators, Graphs, attention_lengths, compile_blocks, same_picture, state_of
+from tiny import FAMILIES, SCOPES, in_dtype
 
 from toma_diffusion import apply_toma
 
@@ -28,29 +28,32 @@ class TestModels:
         assert len(current) > len(state_of(model).kinds) or scope == "stage"
 
     def test_the_same_image_again(self, name, scope):
+        """In float64, where rounding turns no choice."""
         family = BY_NAME[name]
-        model = family.build()
+        model = family.build().double()
         handle = apply_toma(model, **ROTATING, skip_blocks=(), scope=scope)
         first = family.call(model)
         handle.reset()
-        assert torch.equal(family.call(model), first)
+        same_picture(family.call(model), first)
 
-    def test_whole_and_compiled(self, name, scope):
-        family = BY_NAME[name]
-        torch.compiler.reset()
-        model, eager = family.build(), family.build()
-        for each in (model, eager):
-            apply_toma(each, **ROTATING, skip_blocks=(), scope=scope)
-        model.compile(fullgraph=True, backend="aot_eager")
-        for seed in range(2):
-            assert torch.allclose(family.call(model, seed=seed), family.call(eager, seed=seed), atol=1e-5)
-        torch.compiler.reset()
+
+@pytest.mark.parametrize(("name", "scope", "backend"), [("sdxl", "module", "aot_eager"), ("flux", "block", "eager")])
+def test_whole_and_compiled(name, scope, backend):
+    family = BY_NAME[name]
+    torch.compiler.reset()
+    model, eager = (family.build(**family.shallow).double() for _ in range(2))
+    for each in (model, eager):
+        apply_toma(each, **ROTATING, skip_blocks=(), scope=scope)
+    model.compile(fullgraph=True, backend=backend)
+    for seed in range(2):
+        assert torch.allclose(family.call(model, seed=seed), family.call(eager, seed=seed), atol=1e-5)
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize(("name", "count"), [("sdxl", 4), ("flux", 10)])
 def test_plans_share_the_graphs_of_compiled_blocks(name, count):
     """As with one plan, but that in Flux the second block that makes one gets its tokens in another layout."""
-    family, graphs = BY_NAME[name], Graphs()
+    family, graphs = BY_NAME[name], Graphs("aot_eager")  # which lays results out in its own way, as inductor does
     torch.compiler.reset()
     model = family.build()
     apply_toma(model, **ROTATING, skip_blocks=(), select_every=4, reweigh_every=2)
@@ -99,13 +102,13 @@ class TestBlocksLeftOut:
 
     def test_its_result_is_that_of_a_model_without_the_first(self):
         family = BY_NAME["sd3"]
-        model, shorter = family.build(), family.build()
+        model, shorter = family.build().double(), family.build().double()
         del shorter.transformer_blocks[0]
         for each in (model, shorter):
             apply_toma(each, **ROTATING | {"num_plans": 1}, skip_blocks=())
-        inputs = family.inputs() | {"return_dict": False}
+        inputs = in_dtype(family.inputs(), torch.float64) | {"return_dict": False}
         with torch.no_grad():
-            assert torch.equal(model(**inputs, skip_layers=[0])[0], shorter(**inputs)[0])
+            same_picture(model(**inputs, skip_layers=[0])[0], shorter(**inputs)[0])
 
 
 class TestSummary:

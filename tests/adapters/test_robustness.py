@@ -244,6 +244,22 @@ class TestCompile:
         handle.remove()
         assert torch.equal(call(family, model), call(family, family.build()))
 
+    def test_whole_after_whole_takes_no_code_of_another_setting(self):
+        """Compiled as a whole it is not checked that modules without hooks have none; the hooks themselves are."""
+        family = BY_NAME["sdxl"]
+        model, other = family.build(), family.build()
+        lengths = []
+        for settings in ({"skip_blocks": (0,)}, {"skip_blocks": (1,)}, {"ratio": 0.75}):
+            handle = apply_toma(model, **SETTINGS | {"scope": "block"} | settings)
+            expected = attention_lengths(lambda: call(family, model))
+            handle.compile("whole", backend="eager")
+            assert attention_lengths(lambda: call(family, model)) == expected
+            lengths.append(tuple(expected))
+            handle.remove()
+        assert len(set(lengths)) == 3
+        other.compile(backend="eager")
+        assert attention_lengths(lambda: call(family, other)) == attention_lengths(lambda: call(family, model))
+
     def test_unknown_modes(self):
         with pytest.raises(UsageError, match="mode='fast' is not known: use one of 'blocks', 'whole', 'graphs'"):
             apply_toma(sd15_unet()).compile("fast")

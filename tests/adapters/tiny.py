@@ -18,6 +18,8 @@ from toma_diffusion import ToMAConfig
 
 SETTINGS = {"ratio": 0.5, "num_regions": 4, "skip_blocks": ()}
 """Small regions for small grids, and no block left alone."""
+STRIDED = SETTINGS | {"selection": "strided"}
+"""For comparisons that allow for rounding: rounding may turn a greedy choice."""
 PLAIN = ToMAConfig()
 """What a model gets if nothing is named. A pipeline would get `balanced`, which leaves small grids and half of the
 steps whole."""
@@ -185,16 +187,61 @@ class Family:
     odd: tuple[tuple[int, int], ...] = field(default=((12, 20), (10, 14)))
     """Latent sizes that are not square or not powers of two."""
 
+    shallow: dict = field(default_factory=dict, hash=False)
+    """Changes of the configuration that leave few layers but every kind of block: compiling a whole model takes
+    seconds a layer."""
+
     def call(self, model: nn.Module, **arguments) -> torch.Tensor:
         with torch.no_grad():
-            return model(**self.inputs(**arguments), return_dict=False)[0]
+            return model(**in_dtype(self.inputs(**arguments), model.dtype), return_dict=False)[0]
+
+
+def in_dtype(inputs: dict, dtype: torch.dtype) -> dict:
+    """Positions and times stay exact, as pipelines keep them."""
+
+    def convert(value):
+        if isinstance(value, dict):
+            return {key: convert(item) for key, item in value.items()}
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    return {
+        key: value if key in ("timestep", "img_ids", "txt_ids") else convert(value) for key, value in inputs.items()
+    }
 
 
 FAMILIES = [
-    Family("sd15", sd15_unet, unet_inputs(32), kinds=2, odd=((12, 20), (13, 17), (10, 14))),
-    Family("sdxl", sdxl_unet, unet_inputs(64, added_cond_kwargs=sdxl_conditions), kinds=1, odd=((24, 40), (25, 31))),
-    Family("flux", flux_transformer, flux_inputs, kinds=2, odd=((6, 10), (9, 7))),
-    Family("sd3", sd3_transformer, sd3_inputs, kinds=1),
-    Family("pixart", pixart_transformer, pixart_inputs, kinds=1),
+    Family(
+        "sd15",
+        sd15_unet,
+        unet_inputs(32),
+        kinds=2,
+        odd=((12, 20), (13, 17), (10, 14)),
+        shallow={"up_block_types": ("UpBlock2D", "UpBlock2D")},
+    ),
+    Family(
+        "sdxl",
+        sdxl_unet,
+        unet_inputs(64, added_cond_kwargs=sdxl_conditions),
+        kinds=1,
+        odd=((24, 40), (25, 31)),
+        shallow={
+            "block_out_channels": (32,),
+            "down_block_types": ("CrossAttnDownBlock2D",),
+            "up_block_types": ("UpBlock2D",),
+            "mid_block_type": None,
+            "transformer_layers_per_block": 2,
+            "attention_head_dim": 2,
+        },
+    ),
+    Family(
+        "flux",
+        flux_transformer,
+        flux_inputs,
+        kinds=2,
+        odd=((6, 10), (9, 7)),
+        shallow={"num_layers": 1, "num_single_layers": 2},
+    ),
+    Family("sd3", sd3_transformer, sd3_inputs, kinds=1, shallow={"num_layers": 2, "dual_attention_layers": (0,)}),
+    Family("pixart", pixart_transformer, pixart_inputs, kinds=1, shallow={"num_layers": 2}),
 ]
 SCOPES = ("module", "block", "stage")

@@ -139,6 +139,7 @@ class TestRows:
             assert text in output
 
 
+@pytest.mark.slow
 class TestResuming:
     def test_nothing_is_measured_twice(self, copied):
         before = copied.read_bytes()

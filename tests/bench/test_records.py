@@ -86,6 +86,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_file_is_whole(tmp_path):
     path = tmp_path / "rows.csv"
     code = WRITER.format(tests=os.path.dirname(__file__), path=str(path))

@@ -35,7 +35,7 @@ def test_all_parts_by_default(tmp_path):
         "flux",
         "cache",
         "few-steps",
-        "whole",
+        "pipeline",
         "eager",
         "operators",
     ]

@@ -106,7 +106,7 @@ class TestCompiled:
         with torch.compiler.set_stance("fail_on_recompile"):
             torch.testing.assert_close(generation.run(), eager, atol=1e-5, rtol=1e-4)
         forget_compiled(denoiser.model, free=True)
-        assert torch.equal(generation.run(), eager)
+        torch.testing.assert_close(generation.run(), eager, atol=1e-5, rtol=1e-4)
         assert all(module._compiled_call_impl is None for module in denoiser.model.modules())
 
     def test_block_by_block_has_transformers_and_convolutions(self):
@@ -115,6 +115,7 @@ class TestCompiled:
         )
         assert names == {"BasicTransformerBlock": 70, "ResnetBlock2D": 17}
 
+    @pytest.mark.slow
     def test_a_cell_with_inductor(self):
         denoiser = build("sd35", small=True, device=CPU)
         denoiser.model = build_empty(SD3, {**SD35_LARGE, **SMALL_SD35, "num_layers": 1})

@@ -111,6 +111,7 @@ def test_a_failure_gives_the_lock_back(path):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holds", ["turns.prepare()", "timing = turns.alone(); timing.__enter__()"])
 def test_a_process_that_is_killed_keeps_nobody_waiting(path, holds):
     code = f"""
@@ -139,6 +140,7 @@ time.sleep(60)
     assert timed.is_set()
 
 
+@pytest.mark.slow
 def test_processes_time_one_at_a_time(path, tmp_path):
     code = """
 import os, sys, time

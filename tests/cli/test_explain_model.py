@@ -37,7 +37,7 @@ def test_both_pictures_and_their_rows(tmp_path):
     assert all(float(row["share"]) == 1 for row in rows if row["step"] in ("0", "10"))
     assert any(float(row["share"]) < 1 for row in rows if row["step"] == "9")
     assert rows[0]["prompt"] == "a shoe"
-    assert not output.exists()  # that is the photograph's
+    assert not output.exists()  # that is the name without --model
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_both_pictures_and_their_rows(tmp_path):
         (["picture.png", "--model", "bundled"], "not both"),
         (["--model", "nowhere"], "'nowhere' is not known"),
         (["--model", "x/y", "--steps", "0"], "steps=0 is not allowed"),
-        (["--model", "x/y", "--scale", "10"], "--scale counts only without --model"),
-        (["--prompt", "a shoe"], "--prompt counts only with --model"),
+        (["--model", "x/y", "--scale", "10"], "--scale can be used only without --model"),
+        (["--prompt", "a shoe"], "--prompt can be used only with --model"),
     ],
 )
 def test_wrong_input_is_quoted(arguments, message, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from toma_diffusion import ToMAConfig
 from toma_diffusion.cli import app
 from toma_diffusion.pipelines.checkpoints import load_pipeline
-from toma_diffusion.pipelines.generation import Drawing, draw, read_settings
+from toma_diffusion.pipelines.generation import ImageRequest, generate_image, read_settings
 
 
 def invoke(*arguments: str):
@@ -30,6 +30,8 @@ def test_the_image_and_all_its_settings(tmp_path):
     assert (settings["seed"], settings["steps"], settings["method"]) == (3, 2, "fast:num_regions=4")
     assert ToMAConfig.from_dict(settings["config"]) == ToMAConfig.from_preset("fast", num_regions=4, ratio=0.25)
     assert settings["torch"]
+    assert settings["model"] == pipeline_folder().name  # not its path
+    assert str(pipeline_folder().parent).encode() not in output.read_bytes()
     assert Image.open(output).size == (64, 64)
 
 
@@ -40,7 +42,9 @@ def test_compared_with_the_unmerged_image(tmp_path):
     assert " s without merging" in result.output
     assert "× as fast, PSNR " in result.output
     sheet = np.asarray(Image.open(output).convert("RGB"))
-    whole = np.asarray(draw(load_pipeline(str(pipeline_folder()), "cpu"), Drawing("a red apple", steps=2)))
+    whole = np.asarray(
+        generate_image(load_pipeline(str(pipeline_folder()), "cpu"), ImageRequest("a red apple", steps=2))
+    )
     assert np.array_equal(sheet[8:72, 8:72], whole)
     assert not np.array_equal(sheet[8:72, 80:144], whole)
     assert float(read_settings(output)["psnr"]) > 0
@@ -49,7 +53,7 @@ def test_compared_with_the_unmerged_image(tmp_path):
 def test_the_default_says_what_it_left_whole(tmp_path):
     result = invoke("--output", str(tmp_path / "image.png"))
     assert result.exit_code == 0, result.output
-    assert "64 → 64 tokens (left whole: fewer than 512 tokens)" in result.output
+    assert "64 → 64 tokens (left whole: fewer than min_tokens=512)" in result.output
     assert "merged from 50% to 100% of the steps" in result.output
     assert "note: nothing was merged" in result.output
     assert read_settings(tmp_path / "image.png")["method"] == "balanced"
@@ -61,7 +65,7 @@ def test_other_methods_and_their_own_ratio(tmp_path):
     assert read_settings(tmp_path / "image.png")["config"]["ratio"] == 0.75
 
 
-def test_an_output_that_cannot_be_written_is_told_before_anything_is_drawn(tmp_path):
+def test_an_output_that_cannot_be_written_is_reported_before_anything_is_generated(tmp_path):
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "file").touch()
     for output in (tmp_path / "folder.png", tmp_path / "file" / "image.png"):
@@ -105,5 +109,6 @@ def test_wrong_input_is_quoted(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = invoke(*arguments)
     assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")
     assert message in result.output
     assert not list(tmp_path.iterdir())

@@ -19,11 +19,11 @@ def selected(tokens, grid, **settings):
 @pytest.mark.parametrize("settings", SETTINGS)
 class TestHard:
     def test_is_the_limit_of_soft(self, settings):
-        tokens = torch.randn(2, 60, 32)
+        tokens = torch.randn(2, 60, 32, dtype=torch.float64)
         soft = selected(tokens, Grid(6, 10), scale=1e7, **settings)
         hard = selected(tokens, Grid(6, 10), scale=math.inf, **settings)
         assert torch.equal(hard.positions, soft.positions)
-        torch.testing.assert_close(hard.weights, soft.weights)
+        torch.testing.assert_close(hard.weights.double(), soft.weights)
         torch.testing.assert_close(hard.merge(tokens), soft.merge(tokens))
         torch.testing.assert_close(hard.unmerge(hard.merge(tokens)), soft.unmerge(soft.merge(tokens)))
 
@@ -118,10 +118,10 @@ def test_a_residual_of_another_precision_is_not_rounded():
     assert plan.unmerge(plan.merge(tokens), torch.randn(1, 64, 8)).dtype == torch.float32
 
 
-@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75])
-@pytest.mark.parametrize("num_regions", [16, 4])
+@pytest.mark.parametrize(("num_regions", "ratio"), [(16, 0.25), (16, 0.5), (16, 0.75), (4, 0.5)])
 def test_sums_written_out_for_the_compiler_are_the_same(num_regions, ratio):
     """Regions of 4 tokens are written out, those of 16 are not."""
+    torch.compiler.reset()  # or the cases after the first would be compiled for any size, which takes longer
     tokens = torch.randn(2, 64, 8)
     plan = MergePlan(Grid(8, 8), ToMAConfig(ratio=ratio, num_regions=num_regions, scale=10.0), batch_size=2)
     plan.update(tokens, Action.SELECT)
@@ -129,7 +129,7 @@ def test_sums_written_out_for_the_compiler_are_the_same(num_regions, ratio):
     def there_and_back(x):
         return plan.unmerge(plan.merge(x).tanh(), residual=x)
 
-    compiled = torch.compile(there_and_back, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(there_and_back, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(tokens), there_and_back(tokens))
 
 

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from observe import CountOperators
+from pairs import named, pairwise
 
 from toma_diffusion import Action, Grid, MergePlan, Schedule, ToMAConfig, ops
 from toma_diffusion.config.toma import ASSIGNMENTS, REGIONS, SELECTIONS, UNMERGES
@@ -77,38 +78,48 @@ class TestAnyPlan:
 
 
 class TestBatch:
-    @pytest.mark.parametrize("dtype", DTYPES)
+    """A batch may round otherwise than its samples alone: choices are compared in float64, where that turns none."""
+
     @pytest.mark.parametrize("region", REGIONS)
-    @pytest.mark.parametrize("assign", ASSIGNMENTS)
+    def test_every_sample_chooses_for_itself(self, region):
+        grid = Grid(16, 12)
+        tokens = torch.randn(4, grid.num_tokens, 32, dtype=torch.float64)
+        together = selected(tokens, grid, region=region, num_regions=16)
+        for index in range(4):
+            alone = selected(tokens[index : index + 1], grid, region=region, num_regions=16)
+            assert torch.equal(together.positions[index : index + 1], alone.positions)
+
+    @pytest.mark.parametrize(("dtype", "region", "assign"), pairwise(DTYPES, REGIONS, ASSIGNMENTS), ids=named)
     def test_batch_of_four_equals_four_batches_of_one(self, dtype, region, assign):
-        """Bit for bit."""
+        """With destinations that do not depend on the tokens."""
         grid = Grid(16, 12)
         tokens = torch.randn(4, grid.num_tokens, 32).to(dtype)
-        settings = {"region": region, "assign": assign, "num_regions": 16}
+        settings = {"region": region, "assign": assign, "num_regions": 16, "selection": "strided"}
         together = selected(tokens, grid, **settings)
         merged = together.merge(tokens)
+        restored = together.unmerge(merged)
+        near = {"atol": 4 * torch.finfo(dtype).eps, "rtol": 1e-2 if dtype == torch.bfloat16 else 1e-3}
         for index in range(4):
             sample = tokens[index : index + 1]
             alone = selected(sample, grid, **settings)
-            assert torch.equal(together.positions[index : index + 1], alone.positions)
-            assert torch.equal(together.weights.unflatten(0, (4, -1))[index], alone.weights)
-            assert torch.equal(merged[index : index + 1], alone.merge(sample))
-            assert torch.equal(together.unmerge(merged)[index : index + 1], alone.unmerge(alone.merge(sample)))
+            torch.testing.assert_close(together.weights.unflatten(0, (4, -1))[index], alone.weights, **near)
+            torch.testing.assert_close(merged[index : index + 1], alone.merge(sample), **near)
+            torch.testing.assert_close(restored[index : index + 1], alone.unmerge(alone.merge(sample)), **near)
 
     def test_large_local_grid(self):
         grid = Grid(64, 64)
-        tokens = torch.randn(4, grid.num_tokens, 64)
+        tokens = torch.randn(4, grid.num_tokens, 64, dtype=torch.float64)
         together = selected(tokens, grid)
         back = together.unmerge(together.merge(tokens))
         for index in range(4):
             sample = tokens[index : index + 1]
             alone = selected(sample, grid)
-            assert torch.equal(back[index : index + 1], alone.unmerge(alone.merge(sample)))
+            torch.testing.assert_close(back[index : index + 1], alone.unmerge(alone.merge(sample)))
 
     @pytest.mark.parametrize("assign", ASSIGNMENTS)
     def test_joint_selection_is_one_choice_by_the_sum_of_gains(self, assign):
         grid = Grid(6, 8)
-        tokens = torch.randn(3, grid.num_tokens, 10)
+        tokens = torch.randn(3, grid.num_tokens, 10, dtype=torch.float64)
         plan = selected(tokens, grid, joint=True, region="tile", num_regions=4, assign=assign)
         assert all(torch.equal(plan.positions[0], other) for other in plan.positions)
         for region in range(plan.regions.count):
@@ -121,7 +132,7 @@ class TestBatch:
 
     def test_joint_with_one_sample_is_the_ordinary_choice(self):
         grid = Grid(8, 8)
-        tokens = torch.randn(1, 64, 16)
+        tokens = torch.randn(1, 64, 16, dtype=torch.float64)
         settings = {"num_regions": 4}
         assert torch.equal(
             selected(tokens, grid, joint=True, **settings).positions, selected(tokens, grid, **settings).positions
@@ -144,13 +155,13 @@ class TestRegionsOfThePlan:
 
     def test_permuting_regions_permutes_results(self):
         grid = Grid(16, 16)
-        tokens = torch.randn(1, 256, 24)
+        tokens = torch.randn(1, 256, 24, dtype=torch.float64)
         plan = selected(tokens, grid, num_regions=16)
         order = torch.randperm(plan.regions.count)
         shuffled = plan.regions.join(plan.regions.split(tokens)[order])
         other = selected(shuffled, grid, num_regions=16)
         assert torch.equal(other.destinations, plan.destinations[order])
-        assert torch.equal(other.weights, plan.weights[order])
+        torch.testing.assert_close(other.weights, plan.weights[order])
 
     def test_global_assignment_equals_the_formula(self):
         grid = Grid(8, 8)
@@ -209,10 +220,9 @@ class TestGather:
 
 
 class TestIdentity:
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("region", REGIONS)
-    @pytest.mark.parametrize("assign", ASSIGNMENTS)
-    @pytest.mark.parametrize("selection", SELECTIONS)
+    @pytest.mark.parametrize(
+        ("dtype", "region", "assign", "selection"), pairwise(DTYPES, REGIONS, ASSIGNMENTS, SELECTIONS), ids=named
+    )
     def test_ratio_zero_returns_its_input(self, dtype, region, assign, selection):
         grid = Grid(6, 9)
         tokens = torch.randn(2, 54, 8).to(dtype)
@@ -279,10 +289,10 @@ class TestUpdate:
 
     @pytest.mark.parametrize("action", [Action.REWEIGH, Action.REUSE])
     def test_a_fresh_plan_selects_whatever_the_action(self, action):
-        tokens = torch.randn(1, 64, 8)
-        plan = MergePlan(Grid(8, 8), ToMAConfig(num_regions=4), batch_size=1)
+        tokens = torch.randn(1, 64, 8, dtype=torch.float64)
+        plan = MergePlan(Grid(8, 8), ToMAConfig(num_regions=4), batch_size=1, dtype=torch.float64)
         plan.update(tokens, action)
-        assert torch.equal(plan.weights, selected(tokens, Grid(8, 8), num_regions=4).weights)
+        torch.testing.assert_close(plan.weights, selected(tokens, Grid(8, 8), num_regions=4).weights)
 
     @pytest.mark.parametrize("generations", [1, 2])
     def test_fifty_steps_make_five_selections_and_ten_weight_computations(self, generations):
@@ -328,10 +338,11 @@ class TestUpdate:
 
 
 class TestHostileInput:
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("assign", ASSIGNMENTS)
-    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, 60000.0])
-    @pytest.mark.parametrize("everywhere", [False, True])
+    @pytest.mark.parametrize(
+        ("dtype", "assign", "bad", "everywhere"),
+        pairwise(DTYPES, ASSIGNMENTS, (math.nan, math.inf, 0.0, 60000.0), (False, True)),
+        ids=named,
+    )
     def test_no_error_no_duplicate_nothing_out_of_bounds(self, dtype, assign, bad, everywhere):
         tokens = torch.randn(2, 64, 8).to(dtype)
         tokens[0, slice(None) if everywhere else 13] = bad
@@ -372,8 +383,8 @@ class TestCompile:
             graphs.append(graph)
             return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-        def make():
-            return MergePlan(Grid(8, 8), ToMAConfig(num_regions=4), batch_size=2, joint=joint)
+        def make():  # in float64: compiled code that rounds otherwise makes the same choices
+            return MergePlan(Grid(8, 8), ToMAConfig(num_regions=4), batch_size=2, dtype=torch.float64, joint=joint)
 
         def layer(plan, tokens, action):
             plan.update(tokens, action)
@@ -383,7 +394,7 @@ class TestCompile:
         compiled = torch.compile(layer, fullgraph=True, backend=backend)
         schedule, plan, twin = Schedule(), make(), make()
         for step in range(50):
-            tokens = torch.randn(2, 64, 8)
+            tokens = torch.randn(2, 64, 8, dtype=torch.float64)
             action = schedule.action(step, 50)
             for ours, eager in zip(compiled(plan, tokens, action), layer(twin, tokens, action), strict=True):
                 torch.testing.assert_close(ours, eager)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pairs import pairwise
 
 from toma_diffusion import Grid, Regions
 from toma_diffusion.config import REGIONS
@@ -24,9 +25,7 @@ any_regions = st.builds(Regions.divide, grids, st.sampled_from(REGIONS), st.inte
 
 
 class TestSplitAndJoin:
-    @pytest.mark.parametrize("shape", GRIDS)
-    @pytest.mark.parametrize("kind", REGIONS)
-    @pytest.mark.parametrize("num_regions", [1, 4, 16, 64, 256])
+    @pytest.mark.parametrize(("shape", "kind", "num_regions"), pairwise(GRIDS, REGIONS, (1, 4, 16, 64, 256)))
     def test_join_inverts_split(self, shape, kind, num_regions):
         grid = Grid(*shape)
         regions = Regions.divide(grid, kind, num_regions)

@@ -10,7 +10,8 @@ ROTATING = {"ratio": 0.5, "num_regions": 4, "num_plans": 2, "rotation": 1.0}
 
 
 def tokens(seed: int = 0) -> torch.Tensor:
-    return torch.randn(2, GRID.num_tokens, 12, generator=torch.Generator().manual_seed(seed))
+    """In float64, where rounding turns no choice."""
+    return torch.randn(2, GRID.num_tokens, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def plans(joint: bool = False, **settings) -> tuple[MergePlan, MergePlan]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from toma_diffusion import ToDoConfig, ToMAConfig, ToMeSDConfig
+from toma_diffusion import ToDoConfig, ToMAConfig, ToMeSDConfig, UsageError
 from toma_diffusion.evaluation import BASELINE, NOISE_FLOOR, Item, Plan, RunFolder, Scores, Variant
 from toma_diffusion.experiments.facts import Facts
 
@@ -84,15 +84,30 @@ class TestFolder:
         started = RunFolder.start(tmp_path / "run", PLAN, FACTS)
         opened = RunFolder(tmp_path / "run")
         assert (opened.plan, opened.facts, opened.date) == (PLAN, FACTS, started.date)
-        assert opened.missing() == [(variant, item) for item in PLAN.items for variant in PLAN.variants]
+        assert set(opened.missing()) == {(variant, item) for item in PLAN.items for variant in PLAN.variants}
         assert opened.table() == []
+
+    def test_variants_take_turns_and_none_always_comes_first(self, tmp_path):
+        missing = RunFolder.start(tmp_path, PLAN, FACTS).missing()
+        count = len(PLAN.variants)
+        for number, item in enumerate(PLAN.items):
+            turn = missing[number * count : (number + 1) * count]
+            assert {each for _, each in turn} == {item}
+            assert [variant for variant, _ in turn] == [*PLAN.variants[number:], *PLAN.variants[:number]]
+
+    def test_a_file_in_place_of_the_folder(self, tmp_path):
+        (tmp_path / "run").touch()
+        with pytest.raises(UsageError, match=r"run/run\.json' cannot be written"):
+            RunFolder.start(tmp_path / "run", PLAN, FACTS)
+        with pytest.raises(UsageError, match="run' is not a run"):
+            RunFolder(tmp_path / "run")
 
     def test_is_no_run(self, tmp_path):
         with pytest.raises(ValueError, match=r"is not a run of `toma eval`: it has no run\.json"):
             RunFolder(tmp_path)
 
     @pytest.mark.parametrize("written", ["{", "[]", "{}", '{"plan": {"model": "x", "colour": 1}}'])
-    def test_a_damaged_run_is_told(self, written, tmp_path):
+    def test_a_damaged_run_is_reported(self, written, tmp_path):
         (tmp_path / "run.json").write_text(written)
         with pytest.raises(ValueError, match=r"run\.json' cannot be read, it may be of another version"):
             RunFolder(tmp_path)
@@ -100,11 +115,11 @@ class TestFolder:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"steps": 4}, "Its steps is 3, now 4 is asked for"),
-            ({"prompts": (*PLAN.prompts, "a tree")}, "1 prompts asked for now are not in it, as 'a tree'"),
-            ({"weights": "0123abcd"}, "Its weights is '', now '0123abcd' is asked for"),
+            ({"steps": 4}, "Its steps is 3, this command has 4"),
+            ({"prompts": (*PLAN.prompts, "a tree")}, "1 prompts of this command are not in it, for example 'a tree'"),
+            ({"weights": "0123abcd"}, "Its weights is '', this command has '0123abcd'"),
             ({"seeds": (7, 0)}, "The seeds have another order"),
-            ({"variants": PLAN.variants[:-1]}, "1 of its variants are not asked for now, as 'todo 0.75'"),
+            ({"variants": PLAN.variants[:-1]}, "1 of its variants are not in this command, for example 'todo 0.75'"),
             (
                 {"variants": (*PLAN.variants[:-1], Variant("todo", ToDoConfig(window=(0.2, 1.0))))},
                 "the same names, but other settings",
@@ -118,7 +133,7 @@ class TestFolder:
 
     def test_another_version_is_refused(self, tmp_path):
         RunFolder.start(tmp_path, PLAN, FACTS)
-        with pytest.raises(ValueError, match=r"Its torch is '2\.13', now '2\.14' is asked for"):
+        with pytest.raises(ValueError, match=r"Its torch is '2\.13', this command has '2\.14'"):
             RunFolder.start(tmp_path, PLAN, replace(FACTS, torch="2.14"))
 
     def test_scores_come_back_infinity_and_all(self, tmp_path):

@@ -30,7 +30,7 @@ class TestFiles:
         ("name", "text", "message"),
         [
             ("empty.txt", "\n", "the file is empty"),
-            ("other.csv", "id,text\n1,a dog\n", "no column 'prompt', but id, text"),
+            ("other.csv", "id,text\n1,a dog\n", "no column 'prompt'. Its columns: id, text"),
             ("empty.csv", "prompt\n", "is empty"),
         ],
     )
@@ -43,7 +43,7 @@ class TestFiles:
     )
     def test_what_cannot_be_read_is_named(self, name, written, tmp_path):
         (tmp_path / name).write_bytes(written)
-        with pytest.raises(ValueError, match=rf"{name}': the file is not text in UTF-8, or not CSV"):
+        with pytest.raises(ValueError, match=rf"{name}': the file cannot be read as UTF-8 text or CSV"):
             load_prompts(str(tmp_path / name))
 
     def test_no_file(self):
@@ -51,7 +51,7 @@ class TestFiles:
             load_prompts("nowhere.txt")
 
     def test_a_template_needs_a_place(self, tmp_path):
-        with pytest.raises(ValueError, match="has no place for the prompt"):
+        with pytest.raises(ValueError, match=r"has no \{\}, which is replaced by the prompt"):
             load_prompts(write(tmp_path / "prompts.txt", "a dog\n"), "a photo")
 
 
@@ -83,5 +83,5 @@ class TestProtocol:
         assert seeds == (0, 1, 2)
 
     def test_fewer_are_refused(self):
-        with pytest.raises(ValueError, match=r"takes 50 prompts, 'few\.txt' has 3"):
+        with pytest.raises(ValueError, match=r"needs 50 prompts, 'few\.txt' has 3"):
             paper_protocol("few.txt", ("a", "b", "c"))

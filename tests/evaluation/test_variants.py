@@ -65,7 +65,7 @@ class TestPaper:
         assert {variant.config.select_every for variant in variants} == {1}
 
     def test_unknown_tables(self):
-        with pytest.raises(ValueError, match="'table5' is not one of the paper's tables here: use one of table2"):
+        with pytest.raises(ValueError, match="'table5' is not a known table of the paper: use one of table2"):
             paper_variants(sdxl_unet(), "table5")
 
 

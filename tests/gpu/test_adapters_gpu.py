@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from gpu_models import compile_model, no_waiting, on_gpu, steps
+from pairs import named, pairwise
 from tiny import FAMILIES, SCOPES, SETTINGS
 
 from toma_diffusion import apply_toma, remove_toma
@@ -13,9 +14,9 @@ BY_NAME = {family.name: family for family in FAMILIES}
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 
-@every_family
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "scope", "dtype"), pairwise(FAMILIES, SCOPES, (torch.float16, torch.bfloat16)), ids=named
+)
 def test_half_precision_runs_and_is_restored(family, scope, dtype):
     model, inputs = family.build().to("cuda", dtype), on_gpu(family.inputs(), dtype)
     before = steps(model, inputs, 1)[0]

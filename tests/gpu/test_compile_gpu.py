@@ -4,7 +4,7 @@ import pytest
 import torch
 from gpu_models import on_gpu
 from tiny import FAMILIES, SETTINGS
-from tiny_pipelines import PIPELINES, denoiser, run
+from tiny_pipelines import PIPELINES, denoiser, embeds, run
 
 from toma_diffusion import Action, Grid, MergePlan, ToMAConfig, apply_toma, remove_toma
 
@@ -20,7 +20,8 @@ def _exact(monkeypatch):
 
 
 def generate(pipe, **arguments) -> torch.Tensor:
-    return run(pipe, num_inference_steps=arguments.pop("num_inference_steps", 6), **arguments)
+    prompts = {name: on_gpu(value, torch.float32) for name, value in embeds(pipe).items()}
+    return run(pipe, **{"num_inference_steps": 6} | prompts | arguments)
 
 
 @pytest.mark.parametrize("name", ["sdxl", "flux"])

@@ -7,16 +7,23 @@ from PIL import Image
 from tiny_text import text_pipeline
 
 from toma_diffusion import Action, Grid, MergePlan, ToMAConfig, apply_toma
-from toma_diffusion.inspection.clusters import ClusterRecorder, choose_evenly, draw_clusters, recolor, short_name
-from toma_diffusion.inspection.merge_map import MergeMapRecorder, draw_merge_maps, targets_of
+from toma_diffusion.inspection.clusters import (
+    ClusterRecorder,
+    choose_evenly,
+    kmeans,
+    plot_clusters,
+    recolor,
+    short_name,
+)
+from toma_diffusion.inspection.merge_map import MergeMapRecorder, plot_merge_maps, targets_of
 from toma_diffusion.inspection.overlap import OverlapRecorder
 from toma_diffusion.inspection.watch import BlockInput
-from toma_diffusion.pipelines.generation import Drawing, draw
+from toma_diffusion.pipelines.generation import ImageRequest, generate_image
 
 GRID = Grid(8, 8)
 
 
-def sight(step: int, tokens: torch.Tensor, block: str = "a") -> BlockInput:
+def block_input(step: int, tokens: torch.Tensor, block: str = "a") -> BlockInput:
     return BlockInput(step, block, "level 0", GRID, tokens)
 
 
@@ -25,8 +32,8 @@ class TestOverlap:
         tokens, others = torch.randn(2, 64, 16)
         recorder = OverlapRecorder(ToMAConfig(ratio=0.5, num_regions=4))
         for step in range(21):
-            recorder(sight(step, tokens if step < 5 else others))
-            recorder(sight(step, tokens, block="b"))
+            recorder(block_input(step, tokens if step < 5 else others))
+            recorder(block_input(step, tokens, block="b"))
         shares = {(point.block, point.step): point.share for point in recorder.shares}
         assert all(shares["b", step] == 1 for step in range(21))
         assert all(shares["a", step] == 1 for step in (*range(5), *range(10, 21)))
@@ -43,20 +50,44 @@ class TestClusters:
         tokens = tokens + 0.01 * torch.randn(64, 2)
         recorder = ClusterRecorder([3], ["a"])
         for step in range(5):
-            recorder(sight(step, tokens))
-            recorder(sight(step, tokens, block="b"))
+            recorder(block_input(step, tokens))
+            recorder(block_input(step, tokens, block="b"))
         assert list(recorder.labels) == [("a", 3)]
         grid, labels = recorder.labels["a", 3]
         recolored = recolor(image, grid, labels).reshape(64, 3)
         assert torch.allclose(recolored[left], torch.tensor([1.0, 0, 0]))
         assert torch.allclose(recolored[~left], torch.tensor([0, 0, 1.0]))
 
+    def test_kmeans_finds_separate_groups_and_is_deterministic(self):
+        centers = 10 * torch.eye(5, 8)
+        expected = torch.arange(200) % 5
+        tokens = centers[expected] + 0.1 * torch.randn(200, 8)
+        labels = kmeans(tokens, 5)
+        assert len({(one, other) for one, other in zip(expected.tolist(), labels.tolist(), strict=True)}) == 5
+        torch.manual_seed(1)  # torch's own random state has no influence
+        assert torch.equal(kmeans(tokens, 5), labels)
+
+    def test_kmeans_is_about_as_good_as_scikit_learn(self):
+        from sklearn.cluster import KMeans
+
+        tokens = torch.randn(512, 16)
+        labels = kmeans(tokens, 24)
+        error = sum(
+            float((part - part.mean(dim=0)).square().sum()) for part in (tokens[labels == k] for k in range(24))
+        )
+        assert error < 1.03 * KMeans(24, n_init=3, random_state=0).fit(tokens.numpy()).inertia_
+
+    @pytest.mark.parametrize(("size", "count"), [(1, 1), (7, 7), (16, 4)])
+    def test_kmeans_of_equal_and_of_few_tokens(self, size, count):
+        assert set(kmeans(torch.ones(size, 3), count).tolist()) == {0}
+        assert len(set(kmeans(torch.arange(size).float()[:, None], count).tolist())) == count
+
     def test_a_prompt_is_no_formula_and_is_not_cut(self, tmp_path):
         recorder = ClusterRecorder([0], ["a"])
-        recorder(sight(0, torch.randn(64, 2)))
+        recorder(block_input(0, torch.randn(64, 2)))
         image = Image.new("RGB", (16, 16), "red")
         for name, title in (("short.png", "bills"), ("long.png", r"bills of $5 and $\5_{ dollars " * 4)):
-            draw_clusters(image, recorder, title, tmp_path / name)
+            plot_clusters(image, recorder, title, tmp_path / name)
         # The long one takes several lines above pictures that are smaller for it; at both sides there is white.
         columns = np.asarray(Image.open(tmp_path / "long.png").convert("L")).min(axis=0)
         assert columns[0] == columns[-1] == 255
@@ -99,7 +130,7 @@ class TestMergeMap:
         pipe = text_pipeline()
         with apply_toma(pipe, ToMAConfig(ratio=0.5, num_regions=4, select_every=4, reweigh_every=4)) as handle:
             recorder = MergeMapRecorder(handle)
-            image = draw(pipe, Drawing("a shoe", steps=9), recorder)
+            image = generate_image(pipe, ImageRequest("a shoe", steps=9), recorder)
         assert [(one.kind, one.step) for one in recorder.maps if one.kind == "level 0"] == [
             ("level 0", 0),
             ("level 0", 4),
@@ -109,10 +140,10 @@ class TestMergeMap:
             ("level 0", 64, 32),
             ("level 1", 16, 8),
         }
-        draw_merge_maps(image, recorder.maps, "title", tmp_path / "map.png")
+        plot_merge_maps(image, recorder.maps, "title", tmp_path / "map.png")
         assert Image.open(tmp_path / "map.png").width > 800
 
     def test_other_methods_are_refused(self):
         pipe = text_pipeline()
         with apply_toma(pipe, "todo") as handle, pytest.raises(ValueError, match="ToDo has no destinations"):
-            draw(pipe, Drawing("a shoe", steps=1), MergeMapRecorder(handle))
+            generate_image(pipe, ImageRequest("a shoe", steps=1), MergeMapRecorder(handle))

@@ -1,4 +1,4 @@
-"""The method on a photograph, and the command that shows it."""
+"""The method on an image, and the command that shows it."""
 
 import csv
 import itertools
@@ -11,11 +11,17 @@ from typer.testing import CliRunner
 
 from toma_diffusion import ToMAConfig
 from toma_diffusion.cli import app
-from toma_diffusion.inspection.photograph import RATIOS, SELECTIONS, load_photograph, reconstructions
+from toma_diffusion.inspection.photograph import RATIOS, SAMPLE, SELECTIONS, load_photograph, reconstructions
 
 
 def psnr_by_cell(photograph: torch.Tensor, **settings) -> dict[tuple[str, float], float]:
     return {(r.selection, r.ratio): r.psnr for r in reconstructions(photograph, ToMAConfig(**settings))}
+
+
+def test_an_image_comes_with_the_package():
+    with Image.open(SAMPLE) as image:
+        assert image.size == (512, 512)
+    assert load_photograph().shape == (512, 512, 3)
 
 
 class TestReconstructions:
@@ -54,6 +60,7 @@ class TestCommand:
         rows = list(csv.DictReader(output.with_suffix(".csv").open()))
         assert [(row["selection"], float(row["ratio"])) for row in rows] == list(itertools.product(SELECTIONS, RATIOS))
         assert all(f"{float(row['psnr_db']):.2f}" in result.output for row in rows)
+        assert {row["image"] for row in rows} == {"sample.jpg"}
 
     def test_own_image_of_an_odd_size_with_transparency(self, tmp_path):
         path = tmp_path / "odd.png"
@@ -67,7 +74,8 @@ class TestCommand:
         ("arguments", "message"),
         [
             (["missing.png"], "'missing.png' does not exist"),
-            ([__file__], "is not an image"),
+            ([__file__], "cannot be read as an image"),
+            (["."], "'.' cannot be read as an image"),
             (["--region", "tiles"], "region='tiles' is not known"),
             (["--scale", "-1"], "scale=-1.0 is not allowed"),
             (["--size", "9"], "at least 16"),

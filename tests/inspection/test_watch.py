@@ -9,7 +9,7 @@ from toma_diffusion import apply_toma
 from toma_diffusion.adapters import find_adapter
 from toma_diffusion.hooks.handle import find_root
 from toma_diffusion.inspection.watch import watch
-from toma_diffusion.pipelines.generation import Drawing, draw
+from toma_diffusion.pipelines.generation import ImageRequest, generate_image
 
 
 @pytest.mark.parametrize("family", PIPELINES)
@@ -21,11 +21,13 @@ def test_every_block_is_seen_in_every_step_and_nothing_changes(family):
         assert torch.equal(run(pipe, num_inference_steps=3), expected)
     names = [block.name for block in find_adapter(denoiser(pipe)).blocks(denoiser(pipe))]
     assert [block.name for block in blocks] == names
-    assert [(sight.step, sight.block) for sight in seen] == [(step, name) for step in range(3) for name in names]
+    assert [(block_input.step, block_input.block) for block_input in seen] == [
+        (step, name) for step in range(3) for name in names
+    ]
     widths = {block.name: block.width for block in blocks}
-    for sight in seen:
-        assert sight.tokens.shape == (sight.grid.num_tokens, widths[sight.block])
-        assert sight.tokens.dtype == torch.float32
+    for block_input in seen:
+        assert block_input.tokens.shape == (block_input.grid.num_tokens, widths[block_input.block])
+        assert block_input.tokens.dtype == torch.float32
     assert torch.equal(run(pipe, num_inference_steps=3), expected)
     assert len(seen) == 3 * len(names)  # hooks are gone
 
@@ -34,13 +36,13 @@ def test_tokens_are_those_that_destinations_are_chosen_among():
     """At the leading site of a merged model the same tokens come in: the choice is the same."""
     from toma_diffusion import Action, MergePlan, ToMAConfig
 
-    pipe, drawing = text_pipeline(), Drawing("a shoe", steps=1)
+    pipe, request = text_pipeline(), ImageRequest("a shoe", steps=1)
     config = ToMAConfig(ratio=0.5, num_regions=4)
     seen = []
     with watch(pipe, seen.append):
-        draw(pipe, drawing)
+        generate_image(pipe, request)
     with apply_toma(pipe, config) as handle:
-        draw(pipe, drawing)
+        generate_image(pipe, request)
         plan = find_root(handle.model).state.plan_of("level 0")
     alone = MergePlan(seen[0].grid, config, batch_size=1)
     alone.update(seen[0].tokens[None], Action.SELECT)

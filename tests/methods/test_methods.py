@@ -1,4 +1,7 @@
-"""What apply_toma promises holds for the other methods too: they act, leave no trace, and are the same each time."""
+"""What apply_toma promises holds for the other methods too: they act, leave no trace, and are the same each time.
+
+Where two results are compared the models are in float64: in float32 another rounding may match other tokens.
+"""
 
 import copy
 import csv
@@ -6,8 +9,8 @@ import csv
 import pytest
 import torch
 from method_cases import every_case
-from observe import Graphs, attention_lengths, bookkeeping, compile_blocks, our_hooks, state_of
-from tiny import FAMILIES, flux_transformer, sd15_unet
+from observe import Graphs, attention_lengths, bookkeeping, compile_blocks, our_hooks, same_picture, state_of
+from tiny import FAMILIES, flux_transformer, in_dtype, sd15_unet
 from typer.testing import CliRunner
 
 from toma_diffusion import METHODS, ToDoConfig, ToFuConfig, ToMAConfig, ToMeSDConfig, apply_toma, remove_toma
@@ -26,7 +29,7 @@ def settings(method: str, **changes) -> dict:
 @every_case
 class TestEveryFamily:
     def test_acts_and_leaves_no_trace(self, method, family):
-        model = family.build()
+        model = family.build().double()
         before, hooks_before = family.call(model), bookkeeping(model)
         handle = apply_toma(model, method, **settings(method))
         changed = family.call(model)
@@ -35,7 +38,7 @@ class TestEveryFamily:
         handle.enabled = False
         assert torch.equal(family.call(model), before)
         handle.enabled = True
-        assert torch.equal(family.call(model), changed)
+        same_picture(family.call(model), changed)
         remove_toma(model)
         assert torch.equal(family.call(model), before)
         assert our_hooks(model) == []
@@ -48,14 +51,14 @@ class TestEveryFamily:
         assert torch.equal(family.call(model), before)
 
     def test_sizes_and_batches_between(self, method, family):
-        model = family.build()
+        model = family.build().double()
         apply_toma(model, method, **settings(method))
         sizes = [(2, *family.odd[0]), (1, *family.odd[1]), (4, *family.odd[0]), (3, *family.odd[-1])]
         for batch, height, wide in [*sizes, *sizes]:
             output = family.call(model, batch=batch, height=height, wide=wide)
-            fresh = family.build()
+            fresh = family.build().double()
             apply_toma(fresh, method, **settings(method))
-            assert torch.equal(output, family.call(fresh, batch=batch, height=height, wide=wide))
+            same_picture(output, family.call(fresh, batch=batch, height=height, wide=wide))
 
     def test_the_summary_tells(self, method, family):
         model = family.build()
@@ -73,16 +76,20 @@ class TestEveryFamily:
 
 
 class TestCompiledWhole:
-    # Compiling takes seconds: ToMeSD on every family, the others on the smallest.
+    # Compiling takes seconds: ToMeSD on every family, the others on the smallest; once as torch's own compiler sees it.
     @pytest.mark.parametrize(
-        ("method", "name"),
-        [("tomesd", name) for name in BY_NAME] + [("tofu", "pixart"), ("todo", "pixart")],
+        ("method", "name", "backend"),
+        [
+            *(("tomesd", name, "aot_eager" if name == "pixart" else "eager") for name in BY_NAME),
+            ("tofu", "pixart", "eager"),
+            ("todo", "pixart", "eager"),
+        ],
     )
-    def test_one_graph(self, method, name):
-        graphs, family = Graphs(), BY_NAME[name]
+    def test_one_graph(self, method, name, backend):
+        graphs, family = Graphs(backend), BY_NAME[name]
 
         torch.compiler.reset()
-        model, eager = family.build(), family.build()
+        model, eager = (family.build(**family.shallow).double() for _ in range(2))
         for each in (model, eager):
             apply_toma(each, method, **settings(method))
         model.compile(fullgraph=True, backend=graphs)
@@ -100,7 +107,7 @@ class TestCompiledByBlock:
         graphs, family = Graphs(), BY_NAME["sdxl"]
 
         torch.compiler.reset()
-        model, eager = family.build(), family.build()
+        model, eager = family.build().double(), family.build().double()
         for each in (model, eager):
             apply_toma(each, method, **settings(method))
         compile_blocks(model, fullgraph=True, backend=graphs)
@@ -137,29 +144,29 @@ class TestAttention:
 
 class TestRandomness:
     def output(self, seed, user_seed: int = 0, **changes) -> torch.Tensor:
-        model = sd15_unet()
+        model = sd15_unet().double()
         apply_toma(model, "tomesd", **settings("tomesd", seed=seed, **changes))
         torch.manual_seed(user_seed)
         return BY_NAME["sd15"].call(model)
 
     def test_a_seed_makes_it_the_same_each_time(self):
-        assert torch.equal(self.output(3), self.output(3, user_seed=9))
+        same_picture(self.output(3), self.output(3, user_seed=9))
         assert not torch.equal(self.output(3), self.output(4))
 
     def test_without_one_it_follows_the_user(self):
-        assert torch.equal(self.output(None, user_seed=1), self.output(None, user_seed=1))
+        same_picture(self.output(None, user_seed=1), self.output(None, user_seed=1))
         assert not torch.equal(self.output(None, user_seed=1), self.output(None, user_seed=2))
 
     def test_every_generation_starts_over_and_every_step_draws_anew(self):
-        model, family = sd15_unet(), BY_NAME["sd15"]
+        model, family = sd15_unet().double(), BY_NAME["sd15"]
         apply_toma(model, "tomesd", **settings("tomesd"))
-        inputs = family.inputs()
+        inputs = in_dtype(family.inputs(), torch.float64)
         with torch.no_grad():
             first, second = (model(**inputs).sample for _ in range(2))
             assert not torch.equal(first, second)
             new = {name: inputs[name].clone() for name in ("sample", "encoder_hidden_states")}
             again = model(**inputs | new).sample
-        assert torch.equal(first, again)
+        same_picture(first, again)
 
     def test_blocks_draw_for_themselves(self):
         model, family = sd15_unet(), BY_NAME["sd15"]
@@ -192,17 +199,17 @@ class TestRandomness:
 class TestCopies:
     @every_method
     def test_a_copy_is_independent(self, method):
-        model, family = sd15_unet(), BY_NAME["sd15"]
+        model, family = sd15_unet().double(), BY_NAME["sd15"]
         whole = family.call(model)
         apply_toma(model, method, **settings(method))
         changed = family.call(model)
         twin = copy.deepcopy(model)
-        assert torch.equal(family.call(twin), changed)
+        same_picture(family.call(twin), changed)
         remove_toma(model)
         assert torch.equal(family.call(model), whole)
-        assert torch.equal(family.call(twin, seed=1), family.call(copy.deepcopy(twin), seed=1))
+        same_picture(family.call(twin, seed=1), family.call(copy.deepcopy(twin), seed=1))
         remove_toma(twin)
-        assert torch.equal(family.call(twin), whole)
+        same_picture(family.call(twin), whole)
 
     def test_plans_of_sizes_no_longer_used_are_freed(self):
         model, family = sd15_unet(), BY_NAME["sd15"]
@@ -212,11 +219,11 @@ class TestCopies:
         assert len(state_of(model)._plans) <= 2 * 3
 
     def test_inference_mode_before_and_after(self):
-        model, family = sd15_unet(), BY_NAME["sd15"]
+        model, family = sd15_unet().double(), BY_NAME["sd15"]
         apply_toma(model, "tomesd", **settings("tomesd"))
         with torch.inference_mode():
-            first = model(**family.inputs()).sample
-        assert torch.equal(family.call(model), first)
+            first = model(**in_dtype(family.inputs(), torch.float64)).sample
+        same_picture(family.call(model), first)
 
 
 class TestSettings:

@@ -155,7 +155,7 @@ class TestInception:
         with pytest.raises(UnavailableError, match="no images"):
             Inception(("fid",), inception_file(folders), folders / "empty", CPU)
 
-    def test_another_network_is_told_at_once(self, folders):
+    def test_another_network_is_reported_at_once(self, folders):
         torch.jit.script(torch.nn.Conv2d(1, 1, 1)).save(str(folders / "other.pt"))
         with pytest.raises(UnavailableError, match=r"other\.pt' does not give features of 299×299 images"):
             Inception(("fid",), folders / "other.pt", folders / "real", CPU)

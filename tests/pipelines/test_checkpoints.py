@@ -4,25 +4,26 @@ import subprocess
 import sys
 
 import pytest
+import toma_diffusion_demo
 import torch
 from safetensors.torch import save_file
 from tiny_text import pipeline_folder
 
+from toma_diffusion import UsageError
 from toma_diffusion.bench.models import load
-from toma_diffusion.pipelines import checkpoints
-from toma_diffusion.pipelines.checkpoints import fingerprint, load_pipeline, public_name
-from toma_diffusion.pipelines.generation import Drawing, draw
+from toma_diffusion.pipelines.checkpoints import bundled_model, fingerprint, load_pipeline, public_name
+from toma_diffusion.pipelines.generation import ImageRequest, generate_image
 
 
-def test_a_folder_draws_at_once(capfd):
+def test_a_folder_is_ready_to_generate(capfd):
     pipe = load_pipeline(str(pipeline_folder()), device="cpu")
     assert {part.dtype for part in (pipe.unet, pipe.vae, pipe.text_encoder)} == {torch.float32}
     capfd.readouterr()
-    assert draw(pipe, Drawing("a red apple", steps=1)).size == (64, 64)
+    assert generate_image(pipe, ImageRequest("a red apple", steps=1)).size == (64, 64)
     assert "%|" not in capfd.readouterr().err  # no progress bar
 
 
-def test_loading_is_quiet_and_leaves_the_libraries_as_talkative_as_they_were():
+def test_loading_prints_nothing_and_restores_the_log_levels():
     folder = str(pipeline_folder())
     load = f"from toma_diffusion.pipelines.checkpoints import load_pipeline; load_pipeline({folder!r}, 'cpu')"
     after = (
@@ -42,18 +43,22 @@ def test_a_precision_can_be_asked_for():
     assert {part.dtype for part in (pipe.unet, pipe.vae, pipe.text_encoder)} == {torch.bfloat16}
 
 
-def test_the_bundled_model_is_a_folder_of_the_package(monkeypatch, tmp_path):
-    monkeypatch.setattr(checkpoints, "__file__", str(tmp_path / "checkpoints.py"))
-    with pytest.raises(FileNotFoundError, match="bundled model is not in this installation"):
-        load_pipeline("bundled")
-    (tmp_path / "bundled").symlink_to(pipeline_folder())
-    assert checkpoints.bundled_model() == tmp_path / "bundled"
+def test_bundled_is_the_model_of_the_demo_package(monkeypatch):
+    monkeypatch.setattr(toma_diffusion_demo, "model_folder", pipeline_folder)
+    assert bundled_model() == pipeline_folder()
     assert load_pipeline("bundled", device="cpu").unet.config.sample_size == 8
+
+
+def test_without_the_demo_package_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "toma_diffusion_demo", None)
+    for open_bundled in (load_pipeline, lambda model: load(model, device=torch.device("cpu"))):
+        with pytest.raises(UsageError, match=r"pip install 'toma-diffusion\[demo\]' .*pip install \./demo-model"):
+            open_bundled("bundled")
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
-    [("no such folder", "'no such folder' is not known"), (".", "no diffusers pipeline could be loaded")],
+    [("no such folder", "'no such folder' is not known"), (".", "could not be loaded as a diffusers pipeline")],
 )
 def test_what_is_no_model_is_quoted(model, message):
     with pytest.raises(ValueError, match=message):
@@ -88,15 +93,14 @@ def test_a_single_file_is_recognised_by_its_weights(weights, expected, tmp_path,
 def test_a_file_of_something_else_is_refused(tmp_path):
     path = tmp_path / "lora.safetensors"
     save_file({"lora.weight": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match="no whole model that is known"):
+    with pytest.raises(ValueError, match="not a complete model of a known kind"):
         load_pipeline(str(path), device="cpu")
-    with pytest.raises(ValueError, match=r"not a \.safetensors file"):
+    with pytest.raises(ValueError, match=r"cannot be read as a \.safetensors file"):
         load_pipeline(__file__, device="cpu")
 
 
-def test_the_bundled_model_can_be_timed(monkeypatch, tmp_path):
-    (tmp_path / "bundled").symlink_to(pipeline_folder())
-    monkeypatch.setattr(checkpoints, "__file__", str(tmp_path / "checkpoints.py"))
+def test_bundled_can_be_timed(monkeypatch):
+    monkeypatch.setattr(toma_diffusion_demo, "model_folder", pipeline_folder)
     denoiser = load("bundled", device=torch.device("cpu"))
     assert (denoiser.name, denoiser.default_resolution) == ("bundled", 64)
 
@@ -109,7 +113,7 @@ def test_a_fingerprint_tells_weights_apart():
     assert fingerprint(first) != fingerprint(second)
 
 
-def test_public_names_do_not_say_where_a_model_lies(monkeypatch, tmp_path):
+def test_public_names_do_not_contain_paths(monkeypatch, tmp_path):
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path / "model")
     assert [public_name(model) for model in (".", str(tmp_path / "model"), "../model/")] == ["model"] * 3

@@ -1,4 +1,4 @@
-"""Drawing, and images that carry their settings."""
+"""Generating an image, and images with their settings inside."""
 
 import numpy as np
 import pytest
@@ -6,33 +6,36 @@ from PIL import Image
 from tiny_pipelines import embeds, pixart_pipeline
 from tiny_text import text_pipeline
 
-from toma_diffusion.pipelines.generation import Drawing, draw, read_settings, write_png
+from toma_diffusion import UsageError
+from toma_diffusion.pipelines.generation import ImageRequest, generate_image, read_settings, write_png
 
 
-class TestDraw:
+class TestGenerateImage:
     def test_the_same_again_and_another_seed_differs(self):
         pipe = text_pipeline()
-        first, again, other = (np.asarray(draw(pipe, Drawing("a shoe", seed=seed, steps=2))) for seed in (1, 1, 2))
+        first, again, other = (
+            np.asarray(generate_image(pipe, ImageRequest("a shoe", seed=seed, steps=2))) for seed in (1, 1, 2)
+        )
         assert np.array_equal(first, again)
         assert not np.array_equal(first, other)
 
     def test_size_guidance_and_negative_prompt_reach_the_pipeline(self):
         pipe = text_pipeline()
-        plain = draw(pipe, Drawing("a shoe", steps=2, width=80, height=64))
-        guided = draw(pipe, Drawing("a shoe", steps=2, width=80, height=64, guidance=1.0))
-        negative = draw(pipe, Drawing("a shoe", steps=2, width=80, height=64, negative_prompt="a tree"))
+        plain = generate_image(pipe, ImageRequest("a shoe", steps=2, width=80, height=64))
+        guided = generate_image(pipe, ImageRequest("a shoe", steps=2, width=80, height=64, guidance=1.0))
+        negative = generate_image(pipe, ImageRequest("a shoe", steps=2, width=80, height=64, negative_prompt="a tree"))
         assert plain.size == (80, 64)
         assert np.asarray(plain).tobytes() not in (np.asarray(guided).tobytes(), np.asarray(negative).tobytes())
 
     def test_steps_are_reported(self):
         steps = []
-        draw(text_pipeline(), Drawing("a shoe", steps=3), steps.append)
+        generate_image(text_pipeline(), ImageRequest("a shoe", steps=3), steps.append)
         assert steps == [0, 1, 2]
 
     def test_steps_are_reported_by_older_pipelines_too(self):
         pipe, steps = pixart_pipeline(), []
         prompts = embeds(pipe)
-        draw(with_embeddings(pipe, prompts), Drawing("", steps=2), steps.append)
+        generate_image(with_embeddings(pipe, prompts), ImageRequest("", steps=2), steps.append)
         assert steps == [0, 1]
 
     def test_what_a_pipeline_does_not_take_is_refused(self):
@@ -40,7 +43,7 @@ class TestDraw:
             def __call__(self, prompt, num_inference_steps, generator): ...
 
         with pytest.raises(ValueError, match="negative_prompt='x' cannot be given to a Plain"):
-            draw(Plain(), Drawing("a shoe", negative_prompt="x"))
+            generate_image(Plain(), ImageRequest("a shoe", negative_prompt="x"))
 
     @pytest.mark.parametrize(
         ("settings", "message"),
@@ -53,11 +56,33 @@ class TestDraw:
     )
     def test_mistakes_are_named(self, settings, message):
         with pytest.raises(ValueError, match=message):
-            Drawing("a shoe", **settings)
+            ImageRequest("a shoe", **settings)
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"width": 81, "height": 64}, "StableDiffusionPipeline does not accept these settings: .*divisible by 8"),
+            ({"steps": 1001}, "StableDiffusionPipeline does not accept these settings: .*1001 cannot be larger"),
+        ],
+    )
+    def test_what_diffusers_refuses_is_the_user_s_mistake(self, settings, message):
+        with pytest.raises(UsageError, match=message):
+            generate_image(text_pipeline(), ImageRequest("a shoe", **settings))
+
+    def test_any_other_error_stays_what_it_is(self):
+        pipe = text_pipeline()
+
+        def fail(*_):
+            raise ValueError("broken")
+
+        pipe.unet.conv_out.register_forward_hook(fail)
+        with pytest.raises(ValueError, match="broken") as caught:
+            generate_image(pipe, ImageRequest("a shoe", steps=1))
+        assert not isinstance(caught.value, UsageError)
 
     @pytest.mark.parametrize("seed", [-1, 2**64 - 1])
     def test_every_seed_of_torch_is_taken(self, seed):
-        assert draw(text_pipeline(), Drawing("a shoe", seed=seed, steps=1)).size == (64, 64)
+        assert generate_image(text_pipeline(), ImageRequest("a shoe", seed=seed, steps=1)).size == (64, 64)
 
 
 def with_embeddings(pipe, prompts):

@@ -105,12 +105,14 @@ class TestPage:
         for word in ("0, 7", FACTS.commit, FACTS.torch, run.date, "psnr, lpips", "the pipeline’s own"):
             assert word in spoken
 
-    def test_plots_follow_the_pages_colours_and_are_told_in_words(self, text):
+    def test_plots_follow_the_pages_colours_and_have_a_description(self, text):
         drawings = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
         assert len(drawings) == 2
         assert all("currentColor" in drawing and "#010203" not in drawing for drawing in drawings)
         labels = [each["aria-label"] for each in Elements(text).all("figure") if "aria-label" in each]
-        assert labels[0].startswith("PSNR (higher is better) against seconds an image. toma: 34 in 4.2 s at ratio 0.25")
+        assert labels[0].startswith(
+            "PSNR (higher is better) against seconds per image. toma: 34 in 4.2 s at ratio 0.25"
+        )
 
     def test_the_viewer_begins_with_the_first_merged_method(self, text):
         chosen = [each for each in Elements(text).all("option") if "selected" in each]
@@ -149,17 +151,17 @@ class TestChoices:
 
 
 class TestCommand:
-    def test_writes_where_it_is_told(self, tmp_path):
+    def test_writes_to_the_given_file(self, tmp_path):
         run = finished_run(tmp_path / "run")
         result = CliRunner().invoke(app, ["report", str(run.path), "--output", str(tmp_path / "new" / "page.html")])
         assert result.exit_code == 0, result.output
         assert "page.html (0.0 MiB)" in result.output
         assert (tmp_path / "new" / "page.html").read_text().startswith("<!doctype html>")
 
-    def test_an_output_that_cannot_be_written_is_told(self, run, tmp_path):
+    def test_an_output_that_cannot_be_written_is_reported(self, run, tmp_path):
         result = CliRunner().invoke(app, ["report", str(run.path), "--output", str(tmp_path)], env={"COLUMNS": "300"})
         assert result.exit_code == 2
-        assert "directory" in result.output
+        assert "is a folder: give the name of a file" in result.output
         assert not list(tmp_path.iterdir())
 
     def test_what_is_no_finished_run_is_refused(self, tmp_path):

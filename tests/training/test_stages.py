@@ -23,6 +23,7 @@ from training.settings import FULL, TINY
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.slow  # they train
 
 
 def rows(work, stage):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -65,7 +65,13 @@ def prepare_compiler(keep_out: Callable[[], None]) -> None:
 
 
 def compile_denoiser(
-    model: nn.Module, mode: str, blocks: Iterable[nn.Module], obstacle: str | None = None, **options: Any
+    model: nn.Module,
+    mode: str,
+    blocks: Iterable[nn.Module],
+    obstacle: str | None = None,
+    *,
+    has_hooks: bool = False,
+    **options: Any,
 ) -> str:
     """Have a denoiser compiled at its next calls. Returns the mode that was taken.
 
@@ -73,6 +79,7 @@ def compile_denoiser(
         mode: `blocks`, `whole` or `graphs`.
         blocks: what is compiled block by block.
         obstacle: why the denoiser cannot be captured as CUDA graphs, if so. `blocks` is taken then, with a warning.
+        has_hooks: whether tokens are merged in it.
         options: of `torch.compile`.
     """
     if mode not in MODES:
@@ -88,10 +95,23 @@ def compile_denoiser(
     if mode == "graphs":
         model.register_forward_pre_hook(BeginReplay(), with_kwargs=True)
         model.register_forward_hook(KeepOutput(), with_kwargs=True)
-        options = {"mode": "reduce-overhead"} | options
+    settings = dict(options.pop("options", None) or {})
+    if mode == "graphs":
+        settings = {"triton.cudagraphs": True} | settings  # what torch's mode "reduce-overhead" sets
+    if mode != "blocks" and has_hooks:
+        settings = {"guard_filter_fn": _without_hook_guards} | settings
     for module in list(blocks) if mode == "blocks" else [model]:
-        module.compile(**{"fullgraph": True, "dynamic": False} | options)
+        module.compile(**{"fullgraph": True, "dynamic": False} | options, options=dict(settings) or None)
     return mode
+
+
+def _without_hook_guards(guards: Sequence[Any]) -> list[bool]:
+    """Which of the conditions of compiled code are checked at every call: all but that modules without hooks have none.
+
+    SDXL has ten thousand of the latter, and to check them takes a third of the CPU time of a call. What was compiled
+    for a whole merged model cannot be taken for another without them: it also asks for the very hooks that merge.
+    """
+    return [guard.guard_type != "EMPTY_NN_MODULE_HOOKS_DICT" for guard in guards]
 
 
 def undo_compile(model: nn.Module) -> None:

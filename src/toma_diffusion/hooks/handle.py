@@ -134,7 +134,8 @@ class ToMAHandle:
         root = self._root()
         undo_compile(self.model)
         obstacle = root.graphs_obstacle(self.model) if mode == "graphs" else None
-        taken = compile_denoiser(self.model, mode, root.compiled_blocks(self.model), obstacle, **options)
+        blocks = root.compiled_blocks(self.model)
+        taken = compile_denoiser(self.model, mode, blocks, obstacle, has_hooks=True, **options)
         root.is_compiled = True
         root.state.keeps_plans = taken == "graphs"
         return taken

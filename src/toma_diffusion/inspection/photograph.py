@@ -65,9 +65,7 @@ def load_photograph(path: Path | None = None, size: int = 512) -> Tensor:
     picture.thumbnail((size, size), Image.Resampling.LANCZOS)
     width, height = (side // PATCH * PATCH for side in picture.size)
     if min(width, height) < 2 * PATCH:
-        raise UsageError(
-            f"the image is {picture.width}×{picture.height} pixels: each side needs at least {2 * PATCH}."
-        )
+        raise UsageError(f"the image is {picture.width}×{picture.height} pixels: each side needs at least {2 * PATCH}.")
     return torch.from_numpy(np.asarray(picture.crop((0, 0, width, height)), dtype=np.float32) / 255)
 
 

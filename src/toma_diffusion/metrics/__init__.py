@@ -1,4 +1,4 @@
-"""How good an image is, and how near to another: one family of metrics a file. Imported only when used."""
+"""How good an image is, and how close to another. One family of metrics per file; imported only when used."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ METRICS = (*IMAGE_METRICS, *JOINT_METRICS)
 
 @dataclass(frozen=True)
 class Weights:
-    """Where the metrics that need something find it."""
+    """Files and models that some metrics need."""
 
     lpips: Path | None = None
     """A .safetensors file."""
     inception: Path | None = None
     """A TorchScript file."""
     real_images: Path | None = None
-    """A folder, searched with all folders in it."""
+    """A folder, searched recursively."""
     dino: str = DINO
-    """A local folder or a hub id, as `clip`."""
+    """A local folder or a hub id, like `clip`."""
     clip: str = CLIP
 
 
 @dataclass
 class MetricSet:
-    """The metrics that can be computed here, and why others cannot."""
+    """The metrics that can be computed here, and the reasons why others cannot."""
 
     image: list[ImageMetric] = field(default_factory=list)
     joint: list[JointMetric] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    """One sentence for each that was asked for and cannot be had."""
+    """One sentence for each requested metric that is not available."""
 
 
 def open_metrics(names: Iterable[str], weights: Weights, device: torch.device) -> MetricSet:
-    """Load what the metrics need. One that cannot be loaded is noted, and the others go on."""
+    """Load the metrics. One that cannot be loaded is listed in `missing`."""
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in METRICS:

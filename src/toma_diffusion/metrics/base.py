@@ -1,4 +1,4 @@
-"""What all metrics have in common: what they are given, what they say of their weights, and why one may be missing."""
+"""What all metrics share: their input, the source of their weights, and the error if one is not available."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 
 class UnavailableError(ValueError):
-    """A metric cannot be computed here, most often for want of weights. The text says what to do."""
+    """A metric cannot be computed here, usually because its weights are missing. The text says what to do."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One image to judge, as RGB."""
+    """One image to score, as RGB."""
 
     image: Image
     prompt: str
     reference: Image | None = None
-    """What the unmerged model draws of the same prompt and seed; None for that image itself."""
+    """The image of the unmerged model for the same prompt and seed. None for that image itself."""
 
     @cached_property
     def pixels(self) -> Tensor:
@@ -36,33 +36,33 @@ class Sample:
 
     @cached_property
     def reference_pixels(self) -> Tensor:
-        """Of the reference."""
+        """The same for the reference."""
         assert self.reference is not None
         return to_pixels(self.reference)
 
 
 class ImageMetric(ABC):
-    """A figure for one image."""
+    """A metric of one image."""
 
     name: ClassVar[str]
     needs_reference: ClassVar[bool] = True
     source: str = ""
-    """The weights, by a name and what they hold; empty if there are none. Figures of other weights do not mix."""
+    """Name and hash of the weights, or empty. Values from different weights are never mixed."""
 
     @abstractmethod
     def score(self, sample: Sample) -> float:
-        """The figure."""
+        """The value of the metric."""
 
 
 class JointMetric(ABC):
-    """One or more figures for many images together."""
+    """One or more metrics of many images together."""
 
     names: tuple[str, ...]
     source: str
 
     @abstractmethod
     def scores(self, paths: Iterable[Path]) -> dict[str, float]:
-        """The figures of the images in these files, by name. An `UnavailableError` says why there are none."""
+        """The values for the images in these files, by name. Raises `UnavailableError` if there are none."""
 
 
 def to_pixels(image: Image) -> Tensor:
@@ -72,12 +72,12 @@ def to_pixels(image: Image) -> Tensor:
 
 
 def describe_file(path: Path) -> str:
-    """Its name and the beginning of its hash; never where it lies, which is nobody's business."""
+    """The file's name and the beginning of its hash, without its path, which is private."""
     return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
 
 
 def describe_model(name: str, model: nn.Module) -> str:
-    """The same for a model of some files."""
+    """The same for a loaded model."""
     digest = hashlib.sha256()
     for key, tensor in sorted(model.state_dict().items()):
         digest.update(key.encode())
@@ -86,9 +86,13 @@ def describe_model(name: str, model: nn.Module) -> str:
 
 
 def check_file(path: Path | None, metric: str, option: str, what: str) -> Path:
-    """The path, if there is a file."""
+    """The path, if the file can be read."""
     if path is None:
         raise UnavailableError(f"{metric}: give {what} with {option}.")
     if not path.is_file():
         raise UnavailableError(f"{metric}: there is no file {str(path)!r}; give {what} with {option}.")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise UnavailableError(f"{metric}: {str(path)!r} cannot be read ({error.strerror}).") from error
     return path

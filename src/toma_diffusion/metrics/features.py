@@ -72,17 +72,17 @@ def _load(kind: Any, model: str, metric: str) -> Any:
     refusal = "" if Path(model).exists() else _hub_refusal(model)
     try:
         return kind.from_pretrained(model, local_files_only=bool(refusal))
-    except Exception as error:  # whatever transformers raises: not found, another network, a broken file
-        told = f"it is not on this machine, and asking the hub failed: {refusal}" if refusal else _first_line(error)
+    except Exception as error:  # transformers raises many kinds: not found, another network, a broken file
+        reason = f"it is not on this machine, and the hub failed: {refusal}" if refusal else _first_line(error)
         raise UnavailableError(
-            f"{metric}: the network could not be loaded from {model!r} ({told}). "
+            f"{metric}: the network could not be loaded from {model!r} ({reason}). "
             f"Give a local folder or a hub id with --{metric.removesuffix('_t')}."
         ) from error
 
 
 @cache
 def _hub_refusal(model: str) -> str:
-    """Why the hub does not give a model; empty if it does. Transformers asks a dead network for minutes, this once."""
+    """Why the hub cannot serve a model; empty if it can. Without a network transformers retries for minutes."""
     from huggingface_hub import model_info
 
     try:

@@ -59,15 +59,15 @@ class Inception(JointMetric):
         """Of the images in these files."""
         if self._real is None:
             self._real = self._features(self.real_paths)
-        drawn = self._features(paths)
-        fewest = min(len(drawn), len(self._real))
+        generated = self._features(paths)
+        fewest = min(len(generated), len(self._real))
         if fewest < 2:
             raise UnavailableError(f"{' and '.join(self.names)}: at least two images are needed on either side.")
         found = {}
         for name in self.names:
-            metric: Any = _fid(drawn.shape[1]) if name == "fid" else _kid(min(SUBSET, fewest))
+            metric: Any = _fid(generated.shape[1]) if name == "fid" else _kid(min(SUBSET, fewest))
             metric.update(self._real, real=True)
-            metric.update(drawn, real=False)
+            metric.update(generated, real=False)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)  # KID's subsets are random: the same run must give the same figure
                 value = metric.compute()

@@ -1,4 +1,4 @@
-"""The table of a run in the paper's layout: methods, each at its ratios, and the best figure of every ratio marked."""
+"""The table of a run in the layout of the paper: methods with their ratios, and the best value of each ratio marked."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from toma_diffusion.evaluation.table import FORMATS, HEADINGS
 
 LABELS: Mapping[str, str] = {**HEADINGS, "seconds": "Sec/img ↓", "speedup": "Speed-up ↑"}
 DIGITS: Mapping[str, str] = {**FORMATS, "seconds": ".2f"}
-"""Both as in a terminal, but for what has more room on a page."""
+"""Headings and formats as in the terminal, with more room for the times."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure."""
+    """One value."""
 
     text: str
     value: float | None
     best: bool = False
-    """Of those at its ratio."""
+    """Whether it is the best at its ratio."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Method:
-    """A method, with a line for every ratio that it was run at."""
+    """A method, with one line per ratio."""
 
     name: str
     settings: str
-    """What was asked for beside the ratio, and tells it from others of its name."""
+    """Settings other than the ratio. They distinguish methods of the same name."""
     is_merged: bool
     lines: tuple[Line, ...]
 
@@ -49,16 +49,16 @@ class Method:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """Headings, and below them the methods in the order of the run."""
+    """Headings, and the methods in the order of the run."""
 
     columns: tuple[str, ...]
-    """The names of the columns that hold anything."""
+    """Names of the columns that are not empty."""
     headings: tuple[str, ...]
     methods: tuple[Method, ...]
 
 
 def paper_table(variants: Sequence[Variant], rows: Sequence[Mapping[str, str]]) -> PaperTable:
-    """The table of these rows, one for each variant."""
+    """The table for these rows, one per variant."""
     columns = tuple(name for name in (*list(HEADINGS)[2:], "seconds", "speedup") if any(row[name] for row in rows))
     lines = [Line(row["ratio"], tuple(_cell(name, row[name]) for name in columns)) for row in rows]
     merged = [variant.config is not None for variant in variants]
@@ -75,7 +75,7 @@ def paper_table(variants: Sequence[Variant], rows: Sequence[Mapping[str, str]]) 
 
 
 def is_better_low(column: str) -> bool:
-    """Whether a lower figure is better."""
+    """Whether a lower value is better."""
     return "↓" in LABELS[column]
 
 
@@ -85,7 +85,7 @@ def _cell(column: str, text: str) -> Cell:
 
 
 def _mark(lines: list[Line], columns: Sequence[str]) -> list[Line]:
-    """The lines with the best figure of each column marked. Where only one has a figure, nothing is compared."""
+    """Mark the best value of each column. If only one line has a value, nothing is marked."""
     best: dict[int, str] = {}
     for position, column in enumerate(columns):
         values = [value for line in lines if (value := line.cells[position].value) is not None]

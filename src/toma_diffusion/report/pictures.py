@@ -7,11 +7,11 @@ import io
 from pathlib import Path
 
 QUALITY = 88
-"""Of WebP. A 256-pixel image then takes some 8 KiB instead of 90, and differences between methods stay visible."""
+"""Of WebP. A 256×256 image then takes about 8 KiB instead of 90, and differences between methods stay visible."""
 
 
 def data_uri(path: Path, most: int) -> tuple[str, int, int]:
-    """The image of a file, shrunk to at most so many pixels a side, as a `data:` address; its width and height."""
+    """An image file as a `data:` URI, shrunk to at most `most` pixels per side; its width and height."""
     from PIL import Image
 
     with Image.open(path) as opened:

@@ -1,4 +1,4 @@
-"""Speed against quality, a curve for each method: the paper's Figure 5, as SVG that goes with light and dark pages."""
+"""Plots speed against quality, one curve per method (the paper's Figure 5), as SVG for light and dark pages."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 from toma_diffusion.report.paper_table import LABELS, Line, Method, PaperTable, is_better_low
 
 _INK = "#010203"
-"""Stands for the page's own text colour until the SVG is written."""
+"""Placeholder for the page's own text colour."""
 _COLORS = ("#2b7fd4", "#d9622b", "#2a9d6f", "#b04fc4", "#c43b52", "#8a7a1f", "#2f9fb3", "#7d6ad6")
 _MARKERS = "os^DvPXh"
 _SIGNS = "●■▲◆▼✚✖⬢"
-"""The markers as letters, for the legend."""
+"""The markers as characters, for the legend."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """One entry of the legend that all plots of a page share."""
+    """One entry of the legend, which all plots of a page share."""
 
     name: str
     sign: str
@@ -30,22 +30,22 @@ class Key:
 
 @dataclass(frozen=True)
 class Plot:
-    """One picture."""
+    """One plot."""
 
     column: str
     svg: str
     description: str
-    """The same in words, for those who cannot see it."""
+    """The plot in words, for screen readers."""
 
 
 def speed_against_quality(table: PaperTable) -> list[Plot]:
-    """A plot for every metric that has figures."""
+    """One plot for every metric that has values."""
     metrics = [column for column in table.columns if column not in ("seconds", "speedup")]
     return [plot for column in metrics if (plot := _plot(table, column)) is not None]
 
 
 def legend(table: PaperTable) -> list[Key]:
-    """Which sign and colour each merged method has."""
+    """The sign and colour of each merging method."""
     merged = [method.title for method in table.methods if method.is_merged]
     return [Key(name, _SIGNS[index % len(_SIGNS)], _COLORS[index % len(_COLORS)]) for index, name in enumerate(merged)]
 
@@ -60,7 +60,7 @@ def _plot(table: PaperTable, column: str) -> Plot | None:
         return None
     style = {
         "svg.fonttype": "none",
-        "svg.hashsalt": column,  # equal pages for equal runs, and no two pictures that share their ids
+        "svg.hashsalt": column,  # the same ids in every run, and different ids in every plot
         "font.size": 9,
         **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
     }
@@ -70,9 +70,9 @@ def _plot(table: PaperTable, column: str) -> Plot | None:
         axis: Any = figure.add_subplot()
         axis.patch.set_alpha(0)
         for index, points in enumerate(curves.values()):
-            _draw_curve(axis, points, index)
-        _draw_unmerged(axis, table, column)
-        axis.set(xlabel="seconds an image (left is faster)", ylabel=_axis_label(column))
+            _plot_curve(axis, points, index)
+        _plot_unmerged(axis, table, column)
+        axis.set(xlabel="seconds per image (left is faster)", ylabel=_axis_label(column))
         axis.margins(0.12)
         axis.grid(color=_INK, alpha=0.12, lw=0.6)
         axis.spines[["top", "right"]].set_visible(False)
@@ -82,7 +82,7 @@ def _plot(table: PaperTable, column: str) -> Plot | None:
 
 
 def _points(table: PaperTable, method: Method, column: str) -> list[tuple[float, float, str]]:
-    """(seconds, figure, ratio) of every line that has both."""
+    """(seconds, value, ratio) of every line that has both."""
     seconds, figure = table.columns.index("seconds"), table.columns.index(column)
     points = []
     for line in method.lines:
@@ -92,15 +92,15 @@ def _points(table: PaperTable, method: Method, column: str) -> list[tuple[float,
     return sorted(points, key=lambda point: point[2])
 
 
-def _draw_curve(axis: Any, points: Sequence[tuple[float, float, str]], index: int) -> None:
+def _plot_curve(axis: Any, points: Sequence[tuple[float, float, str]], index: int) -> None:
     color, marker = _COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)]
     axis.plot([x for x, _, _ in points], [y for _, y, _ in points], marker=marker, ms=6, color=color)
-    for x, y, ratio in points[-1:]:  # at all points they would lie on top of each other
+    for x, y, ratio in points[-1:]:  # labels at all points would overlap
         axis.annotate(ratio, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8, color=color)
 
 
-def _draw_unmerged(axis: Any, table: PaperTable, column: str) -> None:
-    """The baseline: a point where it has a figure, else only its time; and the noise floor, where it has one."""
+def _plot_unmerged(axis: Any, table: PaperTable, column: str) -> None:
+    """The baseline, as a point if it has a value, else as a line at its time; and the noise floor."""
     baseline, *others = [method for method in table.methods if not method.is_merged]
     points = _points(table, baseline, column)
     if points:
@@ -124,16 +124,16 @@ def _axis_label(column: str) -> str:
 
 
 def _describe(column: str, curves: dict[str, list[tuple[float, float, str]]]) -> str:
-    told = "; ".join(
+    points_in_words = "; ".join(
         f"{name}: " + ", ".join(f"{y:.4g} in {x:.3g} s at ratio {ratio}" for x, y, ratio in points)
         for name, points in curves.items()
         if points
     )
-    return f"{_axis_label(column)} against seconds an image. {told}."
+    return f"{_axis_label(column)} against seconds per image. {points_in_words}."
 
 
 def _inline(svg: str, column: str) -> str:
-    """Without the file's head, in the page's text colour, scaled by the page, with ids of its own."""
+    """Remove the file header and the fixed size, use the page's text colour, and make the ids unique."""
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{column}-', svg)

@@ -1,4 +1,4 @@
-"""Several images on one sheet, each with its caption below."""
+"""Puts several images on one sheet, each with a caption below it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ INK, PAPER = "#1b1b1f", "white"
 
 
 def make_sheet(images: Sequence[Image], captions: Sequence[str], columns: int) -> Image:
-    """A sheet with so many columns. All images are shown at the size of the first; captions are wrapped to it."""
+    """Make a sheet. All images get the size of the first; captions are wrapped to its width."""
     from PIL import Image, ImageDraw
 
     width, height = images[0].size
     font = _font(width)
-    scribe = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    canvas = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     texts = ["\n".join(_wrap(caption, width, font)) for caption in captions]
-    caption_height = int(max(scribe.multiline_textbbox((0, 0), text, font=font)[3] for text in texts)) + GAP
+    caption_height = int(max(canvas.multiline_textbbox((0, 0), text, font=font)[3] for text in texts)) + GAP
     rows = -(-len(images) // columns)
     size = (columns * (width + GAP) + GAP, rows * (height + caption_height + GAP) + GAP)
     sheet = Image.new("RGB", size, PAPER)
-    scribe = ImageDraw.Draw(sheet)
+    canvas = ImageDraw.Draw(sheet)
     for index, (image, text) in enumerate(zip(images, texts, strict=True)):
         left = GAP + index % columns * (width + GAP)
         top = GAP + index // columns * (height + caption_height + GAP)
         sheet.paste(image.convert("RGB").resize((width, height)), (left, top))
-        scribe.multiline_text((left, top + height + GAP // 2), text, fill=INK, font=font)
+        canvas.multiline_text((left, top + height + GAP // 2), text, fill=INK, font=font)
     return sheet
 
 
 def _font(width: int) -> FreeTypeFont:
-    """One that has × and most alphabets, which Pillow's own has not."""
+    """A font with × and most alphabets, which Pillow's default font lacks."""
     from matplotlib.font_manager import findfont
     from PIL import ImageFont
 
@@ -43,7 +43,7 @@ def _font(width: int) -> FreeTypeFont:
 
 
 def _wrap(caption: str, width: int, font: FreeTypeFont) -> list[str]:
-    """In lines that are no wider than the image, as far as its words allow."""
+    """Split a caption into lines no wider than the image. A word that is longer stays whole."""
     lines: list[str] = []
     for paragraph in caption.split("\n"):
         line = ""

@@ -1,0 +1,99 @@
+"""Every script in examples/ runs as it stands, on tiny pipelines that are opened from a folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tiny_checkpoints import checkpoint
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
+ACCELERATE = (
+    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+    *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
+)
+ON_A_CPU = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # inductor takes a minute here; compiled code is tested in tests/adapters and tests/gpu
+}
+
+
+def run(script: str, family: str, output: Path, *options: str, launcher: tuple[str, ...] = ()) -> str:
+    """What the script prints."""
+    command = [sys.executable, *launcher, str(EXAMPLES / script), "--model", str(checkpoint(family))]
+    result = subprocess.run(
+        [*command, "--steps", "2", "--output", str(output), *options],
+        env=os.environ | ON_A_CPU,
+        cwd=output.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        image.load()
+        return image.size
+
+
+def test_sdxl_pipeline(tmp_path):
+    printed = run("sdxl_pipeline.py", "sdxl", tmp_path / "image.png", "a red apple")
+    assert "ToMA, ratio 0.5" in printed
+    assert "576 → 320" in printed
+    assert "s with merging" in printed
+    assert size_of(tmp_path / "image.png") == size_of(tmp_path / "image-unmerged.png") == (384, 384)
+
+
+def test_flux_compiled(tmp_path):
+    options = ("a blue shoe", "--mode", "graphs", "--size", "256", "--images", "2")
+    printed = run("flux_compiled.py", "flux", tmp_path / "image.png", *options)
+    assert "compiled: blocks" in printed  # CUDA graphs need a GPU
+    assert "ToMA, ratio 0.5" in printed
+    assert "256 → 128" in printed
+    assert size_of(tmp_path / "image.png") == (256, 256)
+
+
+def test_own_loop(tmp_path):
+    printed = run("own_loop.py", "sd15", tmp_path / "image.png", "a green tree")
+    assert "ToMA, ratio 0.5" in printed
+    assert "64 → 32" in printed
+    assert "from 20% to 100% of the steps" in printed
+    assert size_of(tmp_path / "image.png") == (64, 64)
+
+
+def test_compare_methods(tmp_path):
+    printed = run("compare_methods.py", "sdxl", tmp_path / "image.png")
+    for title in ("ToMA, ratio 0.5", "ToMeSD, ratio 0.5", "ToFu, ratio 0.5", "no merging: ", "tofu: "):
+        assert title in printed
+    assert size_of(tmp_path / "image.png") == (5 * 384, 384 + 20)
+
+
+def test_several_gpus(tmp_path):
+    """Two processes share the prompts."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a red apple\na blue shoe\na green tree\n")
+    options = ("--prompts", str(prompts))
+    printed = run("several_gpus.py", "sdxl", tmp_path / "images", *options, launcher=ACCELERATE)
+    assert printed.count("ToMA, ratio 0.5") == 1
+    assert "3 images in" in printed
+    assert "2 processes" in printed
+    sizes = {path.name: size_of(path) for path in (tmp_path / "images").iterdir()}
+    assert sizes == dict.fromkeys(["000.png", "001.png", "002.png"], (384, 384))
+
+
+def test_every_script_is_tested_and_short():
+    tested = Path(__file__).read_text()
+    assert [name for name in SCRIPTS if f'run("{name}"' not in tested] == []
+    assert [name for name in SCRIPTS if len((EXAMPLES / name).read_text().splitlines()) > 60] == []
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_list_of_examples_names_every_script(name):
+    assert f"[{name}]({name})" in (EXAMPLES / "README.md").read_text()

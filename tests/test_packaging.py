@@ -1,0 +1,51 @@
+"""What the two distributions contain and require."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import toma_diffusion
+from toma_diffusion.cli.options import OPTIONAL_MODULES
+from toma_diffusion.inspection.photograph import SAMPLE
+
+tomllib = pytest.importorskip("tomllib", reason="in the standard library since Python 3.11")
+
+ROOT = Path(__file__).parents[1]
+LIBRARY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DEMO = tomllib.loads((ROOT / "demo-model" / "pyproject.toml").read_text())["project"]
+MODULES = {"pillow": "PIL"}
+"""Distributions whose module has another name."""
+
+
+def name_of(requirement: str) -> str:
+    return re.match(r"[\w-]+", requirement).group().lower()
+
+
+def test_the_library_is_smaller_than_1_mib():
+    files = [path for path in Path(toma_diffusion.__file__).parent.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files if path.suffix != ".pyc") < 2**20
+    assert SAMPLE.stat().st_size < 60_000
+
+
+def test_the_demo_model_has_the_library_s_version_and_licence_and_requires_nothing():
+    assert DEMO["version"] == toma_diffusion.__version__
+    assert DEMO["license"] == LIBRARY["license"]
+    assert (ROOT / "demo-model" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert DEMO["dependencies"] == []
+
+
+def test_extras():
+    extras = LIBRARY["optional-dependencies"]
+    assert extras["demo"] == ["toma-diffusion[metrics,report]", DEMO["name"]]
+    names = {name_of(each) for extra in ("metrics", "report") for each in extras[extra]}
+    assert {MODULES.get(name, name) for name in names} == set(OPTIONAL_MODULES)
+
+
+def test_every_requirement_is_pinned():
+    """Every install goes through constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {name_of(line) for line in lines if line and not line.startswith("#")}
+    required = {name_of(each) for each in LIBRARY["dependencies"]}
+    required |= {name_of(each) for extra in LIBRARY["optional-dependencies"].values() for each in extra}
+    assert required - pinned == {"toma-diffusion", "toma-diffusion-demo"}
