@@ -1,8 +1,8 @@
-"""Merging and unmerging, unmerging onto a residual, of local regions and with hard assignment.
+"""Merge, unmerge, and unmerge added to a residual: of local regions, and with hard assignment.
 
-Beside the shapes of the paper's Tables 4 and 5 also ToMeSD's merging, unmerging and matching: `us` is ours of them,
-`reference_us` that of its authors' package. ToMA makes its plan once for many blocks and steps, which other benchmarks
-time; ToMeSD matches in every block.
+For the shapes of the paper's Tables 4 and 5 it also times ToMeSD's merge, unmerge and matching: `us` is our code,
+`reference_us` the authors' package. ToMA makes its plan once for many blocks and steps, which other benchmarks time;
+ToMeSD matches in every block.
 """
 
 from collections.abc import Callable

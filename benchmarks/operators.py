@@ -91,7 +91,7 @@ def ready_plans(shape: Shape, tokens: Tensor) -> tuple[MergePlan, MergePlan]:
 
 
 def microseconds(call: Callable[[int], object]) -> float:
-    """Median time of one call; it is told its number, to take turns on its buffers."""
+    """Median time of one call. It gets its number, so that it can use its buffers in turn."""
     for index in range(3):
         call(index)
     if not torch.cuda.is_available():

@@ -1,25 +1,124 @@
-"""Write the tables of docs/ anew from the rows in benchmarks/results/. A test holds the pages to them."""
+"""Write the tables of the README and docs/ anew from the rows in benchmarks/results/. A test holds the pages to them.
+
+A page says where a table stands, and this file what is in it, one function a name:
+
+    <!-- rows: headline -->
+    <!-- end -->
+"""
 
 import csv
 import re
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = [ROOT / "docs" / name for name in ("speed.md", "other-methods.md", "quality.md")]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 METHODS = ("tomesd", "tofu", "todo", "toma", "toma-stripe", "toma-tile", "toma-once", "fast", "balanced", "lower-bound")
 """In the order of the paper's Tables 1 and 9, ours after them."""
 FILES = ("denoiser_h200.csv", "methods_h200.csv", "merge_h200.csv", "ops_h200.csv")
 RATIOS = ("0.25", "0.5", "0.75")
 BASE_OF_SETTINGS = ("assign=local", "scale=1000.0")
 """What all rows of `settings` and `together` share: `BASE` in quality.py."""
+HEADLINE_MODELS = {
+    "SDXL": {"model": "sdxl", "resolution": "1024x1024", "mode": "graph", "compile": "block", "steps": "10"},
+    "Flux.1-dev": {"model": "flux", "resolution": "1024x1024", "mode": "compiled", "compile": "block", "steps": "4"},
+}
+"""Models in the README's table. One group of rows each, so that all speed-ups of a column have the same baseline."""
+HEADLINE_SETTINGS = {
+    "`balanced`": RATIOS,
+    "`fast`": RATIOS,
+    "`toma-once`": ("0.5",),
+    "`toma-tile`": ("0.5",),
+    "`toma`": ("0.5",),
+    "`toma`, `scale=1000`": ("0.5",),
+    "`tomesd`": ("0.5",),
+    "`tofu`": ("0.5",),
+    "`todo`": ("0.75",),
+}
+"""Its rows: the default first, then from fast to slow, then other methods."""
+NOTES = {"`balanced`": "default", "`toma`, `scale=1000`": "the paper's softmax"}
+MISSING = "—"
+"""Where there is no row for a cell."""
 Row = dict[str, str]
 
 
 def read(name: str) -> list[Row]:
     with (RESULTS / name).open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def headline_table() -> str:
+    """A few settings: the speed-up of a denoiser step, and how near the demo model's images stay."""
+    lines = _head(
+        " | ".join(
+            ["preset", "tokens removed", *(f"{name}, speed-up" for name in HEADLINE_MODELS), "LPIPS", "PSNR, dB"]
+        )
+    )
+    quality = {
+        (_label_of_quality(row), row["ratio"]): row for row in read("quality_bundled.csv") if row["run"] == "presets"
+    }
+    speed = {name: _newest(group) for name, group in HEADLINE_MODELS.items()}
+    for label, ratios in HEADLINE_SETTINGS.items():
+        for ratio in ratios:
+            speeds = [speed[name].get((label, ratio)) for name in HEADLINE_MODELS]
+            near = quality.get((label, ratio))
+            cells = [
+                label + (f" ({NOTES[label]})" if label in NOTES else ""),
+                f"{float(ratio):.0%}",
+                *(MISSING if row is None else f"**{float(row['speedup']):.2f}×**" for row in speeds),
+                *(
+                    MISSING if near is None else _figure(near[name], digits)
+                    for name, digits in (("lpips", 3), ("psnr", 1))
+                ),
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def headline_facts() -> str:
+    """What the speed-ups of the README's table were measured on, and against what."""
+    used = {
+        name: [row for key, row in _newest(group).items() if key[1] in HEADLINE_SETTINGS.get(key[0], ())]
+        for name, group in HEADLINE_MODELS.items()
+    }
+    rows = [row for found in used.values() for row in found]
+    versions = [f"{name} {', '.join(sorted({row[name] for row in rows}))}" for name in ("torch", "diffusers", "triton")]
+    how = {
+        "none": "not compiled",
+        "block": "compiled block by block",
+        "whole": "compiled whole",
+        "graphs": "compiled whole, CUDA graphs",
+    }
+    models = [
+        f"{name}: {first['dtype']}, batch {first['batch']}, {how[first['compile']]}"
+        + (", CUDA graphs" if first["mode"] == "graph" else "")
+        for name, (first, *_) in used.items()
+    ]
+    return (
+        f"{', '.join(sorted({row['gpu'] for row in rows}))}, {', '.join(versions)}, "
+        f"attention {', '.join(sorted({row['attention'] for row in rows}))}, "
+        f"commits {', '.join(sorted({row['commit'] for row in rows}))}. {'; '.join(models)}; the baselines alike."
+    )
+
+
+def explain_table() -> str:
+    """How near the patches of an image come back, by the way destinations are chosen."""
+    titles = {
+        "facility-location": "destinations by facility location",
+        "random": "random destinations",
+        "strided": "every n-th token",
+    }
+    rows = read("explain.csv")
+    tokens, regions = rows[0]["tokens_before"], rows[0]["regions"]
+    lines = _head(
+        " | ".join([f"PSNR in dB, {tokens} tokens in {regions}", *(f"{float(r):.0%} removed" for r in RATIOS)])
+    )
+    for selection, title in titles.items():
+        found = {row["ratio"]: f"{float(row['psnr_db']):.1f}" for row in rows if row["selection"] == selection}
+        lines.append("| " + " | ".join([title, *(found.get(ratio, MISSING) for ratio in RATIOS)]) + " |")
+    return "\n".join(lines)
 
 
 def denoiser_table() -> str:
@@ -142,27 +241,39 @@ def facts() -> str:
     return "; ".join(f"{name} {', '.join(value for value in values if value)}" for name, values in found.items())
 
 
+TABLES: dict[str, Callable[[], str]] = {
+    "headline": headline_table,
+    "headline facts": headline_facts,
+    "explain": explain_table,
+    "denoiser": denoiser_table,
+    "pipeline": pipeline_table,
+    "cache": cache_table,
+    "methods": methods_table,
+    "merging": merging_table,
+    "operators": operator_table,
+    "facts": facts,
+}
+"""What a page may name. `quality of presets and unseen` is `quality_table("presets", "unseen")`."""
+
+
 def rewritten(page: str) -> str:
     """The page with the tables of today."""
-    tables = (
-        ("denoiser", denoiser_table()),
-        ("pipeline", pipeline_table()),
-        ("cache", cache_table()),
-        ("methods", methods_table()),
-        ("merging", merging_table()),
-        ("operators", operator_table()),
-        ("facts", facts()),
-    )
-    for name, text in tables:
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        page = re.sub(pattern, lambda match, text=text: f"{match[1]}{text}\n{match[2]}", page, flags=re.DOTALL)  # type: ignore[misc]
-    # A page names the runs whose quality it shows: <!-- quality of presets and window -->
-    return re.sub(
-        r"(<!-- quality of ([\w ]+) -->\n).*?(<!-- end -->)",
-        lambda match: f"{match[1]}{quality_table(*match[2].split(' and '))}\n{match[3]}",
-        page,
-        flags=re.DOTALL,
-    )
+    if page.count("<!-- rows: ") != page.count("<!-- end -->"):
+        raise ValueError("every `<!-- rows: NAME -->` needs its `<!-- end -->`, and the other way round.")
+    return re.sub(r"(<!-- rows: (.*?) -->\n)(.*?)(<!-- end -->)", _filled_in, page, flags=re.DOTALL)
+
+
+def _filled_in(marked: re.Match[str]) -> str:
+    name = marked[2]
+    if name.startswith("quality of "):
+        text = quality_table(*name.removeprefix("quality of ").split(" and "))
+    elif name in TABLES:
+        text = TABLES[name]()
+    else:
+        raise ValueError(
+            f"`<!-- rows: {name} -->` names no table; use one of {', '.join(TABLES)}, or `quality of RUN`."
+        )
+    return f"{marked[1]}{text}\n{marked[4]}"
 
 
 def _head(columns: str) -> list[str]:
@@ -180,6 +291,18 @@ def _label(row: Row) -> str:
     """The preset, and the paper's softmax in place of the hard assignment that `toma` has had since."""
     is_soft = row["method"] == "toma" and '"scale":"inf"' not in row["settings"]
     return f"`{row['method']}`" + (", `scale=1000`" if is_soft else "")
+
+
+def _label_of_quality(row: Row) -> str:
+    """The same, of a row of quality_bundled.csv."""
+    return f"`{row['method']}`" + (", `scale=1000`" if row["changed"] == "scale=1000.0" else "")
+
+
+def _newest(group: dict[str, str]) -> dict[tuple[str, str], Row]:
+    """Of every setting and ratio the row of that group that was measured last."""
+    rows = [*read("denoiser_h200.csv"), *read("methods_h200.csv")]
+    found = [row for row in rows if row["ratio"] and not row["cache"] and group.items() <= row.items()]
+    return {(_label(row), row["ratio"]): row for row in sorted(found, key=lambda row: row["date"])}
 
 
 def _is_bound_of_local(row: Row) -> bool:
@@ -209,5 +332,7 @@ def _percent(value: str) -> str:
 
 if __name__ == "__main__":
     for page in PAGES:
-        page.write_text(rewritten(page.read_text()))
-        print(f"Wrote {page}")
+        old = page.read_text(encoding="utf-8")
+        if (new := rewritten(old)) != old:
+            page.write_text(new, encoding="utf-8")
+            print(f"Wrote {page}")

@@ -1,4 +1,4 @@
-"""The public calls: put token merging into a pipeline or model, switch it, take it out."""
+"""The public calls: apply token merging to a pipeline or model, switch it off and on, remove it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from toma_diffusion.hooks.step import DENOISERS, StepCounter
 from toma_diffusion.methods import method_of, resolve_config
 
 DEFAULT_PRESET = "balanced"
-"""Of a pipeline, if you pass no preset."""
+"""What a pipeline uses if you pass no preset."""
 CONVOLUTIONAL_BLOCK = "ResnetBlock2D"
-"""Compiled with the transformer blocks in UNets, so that block by block little is left uncompiled."""
+"""The residual blocks of UNets, which are compiled together with the transformer blocks."""
 
 
 def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | None = None, **overrides: Any) -> ToMAHandle:
-    """Merge tokens in a diffusers pipeline, or in its denoiser alone: by ToMA, or by a method to compare it with.
+    """Merge tokens in a diffusers pipeline, or in its denoiser: by ToMA, or by another method to compare it with.
 
     Args:
-        pipe_or_model: a pipeline with a supported `unet` or `transformer`, or that model itself. In a loop of your own
-            over a model, `handle.begin` and `handle.step` tell the steps; a pipeline needs neither.
-        config_or_preset: the name of a preset; or a `ToMAConfig`, used as it is. If you pass neither, a pipeline uses
-            the preset `balanced`, and a model `ToMAConfig()`. Unless you pass a configuration, defaults of the model
-            family fill the fields you did not set (Flux: a new choice in every step, its first 5 joint and 5 single
-            blocks left alone). For another method its name, `tomesd`, `tofu` or `todo`, or its configuration:
+        pipe_or_model: a pipeline with a supported `unet` or `transformer`, or that model itself. In a loop without a
+            pipeline, call `handle.begin` and `handle.step`.
+        config_or_preset: the name of a preset, or a `ToMAConfig`, which is used as it is. If you pass neither, a
+            pipeline uses the preset `balanced`, and a model `ToMAConfig()`. Unless you pass a configuration, defaults
+            of the model family fill the fields you did not set (Flux: destinations are selected in every step, the
+            first 5 joint and 5 single blocks are not merged). For another method: `tomesd`, `tofu`, `todo`, or a
             `ToMeSDConfig`, `ToFuConfig`, `ToDoConfig`.
-        overrides: single fields of the configuration to replace.
+        overrides: fields of the configuration to change.
 
     Returns:
-        A handle to switch merging off and on, to see what is merged, and to remove it.
+        A handle to inspect merging, to switch it off and on, to compile the model, and to remove merging.
 
     Example:
 
@@ -76,7 +76,7 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | None = None,
 
 
 def remove_toma(pipe_or_model: Any) -> None:
-    """Take token merging out of a pipeline or model: it is then what it was before, bit for bit."""
+    """Remove token merging from a pipeline or model. It is then what it was before, bit for bit."""
     model = find_denoiser(pipe_or_model)
     if find_root(model) is None:
         raise RuntimeError(f"no tokens are merged in this {type(model).__name__}: there is nothing to remove.")
@@ -85,7 +85,7 @@ def remove_toma(pipe_or_model: Any) -> None:
 
 @contextmanager
 def toma_enabled(pipe_or_model: Any, enabled: bool = True) -> Iterator[ToMAHandle]:
-    """Switch token merging on, or with `enabled=False` off, for the time of a `with` block."""
+    """Switch token merging on, or off with `enabled=False`, for the duration of a `with` block."""
     handle = ToMAHandle(find_denoiser(pipe_or_model))
     before = handle.enabled
     handle.enabled = enabled
@@ -154,7 +154,7 @@ def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: Confi
 
 @dataclass(frozen=True)
 class LateChanges:
-    """Raises if a model was changed in a way that does not go with merging whole blocks, also after `apply_toma`."""
+    """Raises if the model was changed, also after `apply_toma`, in a way that merging whole blocks does not allow."""
 
     scope: str
     merges_an_end: bool

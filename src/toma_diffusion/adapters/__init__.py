@@ -1,6 +1,6 @@
-"""Model families. The first adapter that matches a model serves it; your own come before ours.
+"""Model families. The first adapter that matches a model is used; registered ones come before ours.
 
-All that an adapter needs is importable from here.
+Everything that an adapter needs can be imported from here. See docs/support-a-new-model.md.
 """
 
 from __future__ import annotations

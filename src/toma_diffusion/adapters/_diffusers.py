@@ -1,4 +1,4 @@
-"""What adapters and `apply_toma` read of diffusers and accelerate beyond their public names."""
+"""What adapters and `apply_toma` use of diffusers and accelerate beyond their public names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def unwrap_compiled(model: nn.Module) -> nn.Module:
 
 
 def is_instance(model: nn.Module, class_name: str) -> bool:
-    """Whether `model` is of a diffusers class, which is looked up only now: importing diffusers takes seconds."""
+    """Whether `model` is of this diffusers class. diffusers is imported only here, because that takes seconds."""
     import diffusers
 
     model_class: Any = getattr(diffusers, class_name, None)
@@ -24,16 +24,16 @@ def is_instance(model: nn.Module, class_name: str) -> bool:
 
 
 def feed_forward_chunk_dim(block: nn.Module) -> int | None:
-    """The dimension along which `set_chunk_feed_forward` feeds the feed-forward layer in pieces, if it does."""
+    """The dimension along which `set_chunk_feed_forward` splits the input of the feed-forward layer, if it does."""
     return getattr(block, "_chunk_dim", 0) if getattr(block, "_chunk_size", None) is not None else None
 
 
 @contextmanager
 def weights_loaded(module: nn.Module) -> Iterator[None]:
-    """Have a block's weights on its device for the time of a `with` block, even if they are offloaded.
+    """Load the weights of a block to its device for the duration of a `with` block, if they are offloaded.
 
-    Offloading brings weights back inside the block's `forward`; what is computed before it would find them on another
-    device, on disk or empty.
+    Offloading loads weights inside the block's `forward`. What is computed before it would find them on another device,
+    on disk or empty.
     """
     registry: Any = getattr(module, "_diffusers_hook", None)
     group_offload = registry.get_hook("group_offloading") if registry is not None else None
@@ -48,7 +48,7 @@ def weights_loaded(module: nn.Module) -> Iterator[None]:
 
 
 def is_offloaded(model: nn.Module) -> bool:
-    """Whether weights are brought to the device while the model runs."""
+    """Whether weights are loaded to the device while the model runs."""
     for module in model.modules():
         registry: Any = getattr(module, "_diffusers_hook", None)
         if registry is not None and registry.get_hook("group_offloading") is not None:
@@ -70,7 +70,7 @@ def recomputes(model: nn.Module) -> bool:
 
 
 def has_fused_projections(attention: nn.Module) -> bool:
-    """Whether queries, keys and values are made in one product. (The module's own flag stays set after unfusing.)"""
+    """Whether queries, keys and values are one projection. (The module's own flag stays set after unfusing.)"""
     return type(getattr(attention, "processor", None)).__name__.startswith("Fused")
 
 

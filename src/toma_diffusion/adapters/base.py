@@ -1,4 +1,4 @@
-"""What an adapter tells about a model family: its blocks, the places to merge in them, and how to read a call."""
+"""An adapter describes a model family: its blocks, the places to merge in them, and how to read a call."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from toma_diffusion.hooks.summary import BlockRecord
 
 @dataclass(frozen=True)
 class SiteSpec:
-    """One place of merging in `module` scope."""
+    """One place where tokens can be merged in `module` scope."""
 
     name: str
-    """Of the module, inside its block."""
+    """Name of the module inside its block."""
     roles: frozenset[str]
-    """Which of `attn`, `cross_attn` and `ff` it is; merged if any of them is among the configured sites."""
+    """Which of `attn`, `cross_attn` and `ff` it is. Merged if one of them is in the setting `sites`."""
     hooks: Callable[[Site], list[tuple[str, Hook]]]
     """The hooks that merge before and unmerge after, each with the name of its module inside the block."""
     leave_alone: Callable[[Keywords], bool] = never
@@ -46,22 +46,22 @@ class Block:
     name: str
     module: nn.Module
     kind: str
-    """Blocks of one kind see the same grid at the same width, and share a plan."""
+    """Blocks of one kind have the same grid and the same width, and share a plan."""
     run: str
     """Consecutive blocks of one run may stay merged together in `stage` scope."""
     width: int
     sites: tuple[SiteSpec, ...]
     """In the order in which they run."""
     normalize: Callable[[nn.Module, Arguments, Keywords], Tensor]
-    """The tokens that the block's first layer sees."""
+    """Computes the tokens that the first layer of the block gets. Destinations are selected among them."""
     position_table: str | None = None
     """Name of the keyword argument that holds position tables with one row per token, such as RoPE."""
     stream: int | None = None
     """Which of the block's outputs is the image stream; None if it returns one tensor."""
     level: int = 0
-    """How often the grid was halved before this block; 0 where a model has one resolution."""
+    """How often the grid was halved before this block. 0 if the model has one resolution."""
     feed_forward_chunk_dim: int | None = None
-    """The dimension along which the feed-forward layer is called on pieces, if it is."""
+    """The dimension along which the feed-forward layer is called on chunks, if it is."""
 
     def chosen_sites(self, roles: Iterable[str]) -> list[SiteSpec]:
         """The places to merge that have one of these roles."""
@@ -96,22 +96,22 @@ class Adapter(ABC):
 
     @abstractmethod
     def read_call(self, model: nn.Module, args: Arguments, kwargs: Keywords) -> Call:
-        """The facts about one call of the denoiser. Must not wait for the device in the denoising loop."""
+        """The facts about one call of the denoiser. Must not read values of tensors in the denoising loop."""
 
     def defaults(self, model: nn.Module) -> dict[str, Any]:
-        """Settings of this family that fill the fields a user did not set. Those that a method does not have are
-        left out."""
+        """Settings of this family, for fields that the user does not set. Fields that a method does not have are
+        ignored."""
         return {}
 
 
 def around(name: str) -> Callable[[Site], list[tuple[str, Hook]]]:
-    """Merge before a module of the block, unmerge after it."""
+    """Hooks that merge before a module of the block and unmerge after it."""
     return lambda site: [(name, MergeInput(site)), (name, UnmergeOutput(site))]
 
 
 @dataclass(frozen=True)
 class AfterModulatingNorm:
-    """The tokens after a block's norm of that name, which modulates them by the time embedding `temb`."""
+    """The tokens after the norm of that name, which is modulated by the time embedding `temb`."""
 
     name: str
 

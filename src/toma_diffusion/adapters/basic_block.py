@@ -32,7 +32,7 @@ def describe_block(module: Any, name: str, kind: str, run: str, level: int = 0) 
 
 
 def has_image_masks(kwargs: Keywords) -> bool:
-    """IP-Adapter masks are laid over the grid of queries, which merging would take away."""
+    """IP-Adapter masks need the whole grid of queries."""
     return kwargs.get("ip_adapter_masks") is not None
 
 

@@ -26,11 +26,11 @@ from toma_diffusion.hooks.state import Call
 
 ROTARY = "image_rotary_emb"
 LEFT_WHOLE = 5
-"""The paper leaves the first 10 of 57 blocks alone, so that text and image blend: 5 joint and 5 single ones."""
+"""The paper does not merge the first 10 of 57 blocks, in which text and image are combined: 5 joint, 5 single ones."""
 
 
 class FluxAdapter(Adapter):
-    """Joint blocks, then single blocks. A merged token takes its destination's RoPE row; text is never merged."""
+    """Joint blocks, then single blocks. A merged token has the RoPE row of its destination. Text is never merged."""
 
     supports = "FluxTransformer2DModel (Flux.1 dev, schnell, Fill, Control, Kontext)"
 
@@ -46,7 +46,7 @@ class FluxAdapter(Adapter):
         return _diffusers.is_instance(model, "FluxTransformer2DModel")
 
     def defaults(self, model: Any) -> dict[str, Any]:
-        """The paper's: select in every step, leave the first joint and single blocks alone."""
+        """As in the paper: select in every step, do not merge the first joint and single blocks."""
         joint, single = len(model.transformer_blocks), len(model.single_transformer_blocks)
         skipped = [*range(min(LEFT_WHOLE, joint)), *range(joint, joint + min(LEFT_WHOLE, single))]
         return {"select_every": 1, "reweigh_every": 1, "skip_blocks": tuple(skipped)}
@@ -58,7 +58,7 @@ class FluxAdapter(Adapter):
         return joint + single
 
     def read_call(self, model: Any, args: Arguments, kwargs: Keywords) -> Call:
-        """Latents come packed, so the grid is read from the position ids: once for a generation."""
+        """Latents are packed, so the grid is read from the position ids, once per generation."""
         sample = argument("hidden_states", 0, args, kwargs)
         grid = self._read_grid(argument("img_ids", 4, args, kwargs), sample.shape[1])
         controlled = any(
@@ -83,7 +83,7 @@ class FluxAdapter(Adapter):
 
 
 def grid_from_ids(ids: Tensor, num_tokens: int) -> Grid:
-    """Rows and columns of the image being made. It comes first; reference images after it have another first id."""
+    """Rows and columns of the generated image. It comes first; reference images after it have another first id."""
     ids = (ids[0] if ids.ndim == 3 else ids).cpu().long()
     image = ids[ids[:, 0] == ids[0, 0], 1:3]
     height, width = (int(side) + 1 for side in (image - image[0]).amax(dim=0))
@@ -129,10 +129,10 @@ def _describe_single(module: Any, index: int) -> Block:
 
 
 def _around_attention(site: Site) -> list[tuple[str, Hook]]:
-    """The attention returns image, text and, with an IP-Adapter, its share of the image."""
+    """Attention returns image, text and, with an IP-Adapter, its contribution to the image."""
     return [("attn", MergeInput(site, ROTARY)), ("attn", UnmergeOutput(site, streams=(0, 2)))]
 
 
 def _between_norm_and_projection(site: Site) -> list[tuple[str, Hook]]:
-    """Attention and MLP run side by side between norm and output projection; gate and residual stay whole."""
+    """Attention and MLP run in parallel between norm and output projection; gate and residual are not merged."""
     return [("norm", MergeOutput(site)), ("attn", GatherPositions(site, ROTARY)), ("proj_out", UnmergeOutput(site))]

@@ -43,7 +43,7 @@ class UNetAdapter(Adapter):
         ]
 
     def read_call(self, model: Any, args: Arguments, kwargs: Keywords) -> Call:
-        """The grid halves from level to level, rounded as the downsampling convolution does it."""
+        """The grid is halved from level to level, rounded as the downsampling convolution rounds it."""
         sample = argument("sample", 0, args, kwargs)
         height, width = sample.shape[-2:]
         grids = {"level 0": Grid(height, width)}

@@ -1,4 +1,4 @@
-"""The two bounds of ToMA's time from below. They make noise of a picture, so they are no presets."""
+"""Two lower bounds of ToMA's time. They turn images into noise, so they are not presets."""
 
 from __future__ import annotations
 

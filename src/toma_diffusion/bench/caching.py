@@ -12,7 +12,7 @@ from toma_diffusion.bench.timing import Generation
 
 
 def enable(model: Any, threshold: float) -> None:
-    """Switch the cache on. Before `apply_toma`, which then leaves the blocks whole that the cache compares."""
+    """Switch the cache on. Call it before `apply_toma`, which then does not merge blocks that the cache compares."""
     import diffusers
 
     config: Any = diffusers.FirstBlockCacheConfig
@@ -30,9 +30,9 @@ def moving_calls(inputs: dict[str, Any], sample: str, steps: int) -> list[dict[s
 
 
 def share_of_hits(generation: Generation) -> float:
-    """In how many of the steps the cache skipped the blocks: counted at the attention of a block in the middle.
+    """The fraction of steps in which the cache skipped blocks, counted at the attention of a block in the middle.
 
-    The block itself is called all the same; it is its forward that the cache replaces. Call before compiling.
+    The block itself is called in any case; the cache replaces its forward. Call it before compiling.
     """
     adapter = find_adapter(generation.model)
     blocks = adapter.blocks(generation.model) if adapter else []

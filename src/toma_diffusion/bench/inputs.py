@@ -1,4 +1,4 @@
-"""What to call a denoiser with: random tensors in the shapes that its pipeline would pass, family by family."""
+"""Inputs for a denoiser: random tensors in the shapes that its pipeline would pass, for every family."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 LATENT_FACTOR = 8
-"""Pixels a latent in all supported families."""
+"""Pixels per latent in all supported families."""
 TIME_IDS = 6
-"""SDXL is told six numbers: the original size, the crop's corner and the target size."""
+"""SDXL gets six numbers: the original size, the corner of the crop and the target size."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from toma_diffusion.hooks.summary import NOTHING_MERGED
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found out about one cell."""
+    """The result of one cell."""
 
     timing: Timing
     peak_mib: float | None
@@ -41,7 +41,7 @@ class Measured:
     cache_hits: float | None
     backend: str
     warnings: tuple[str, ...]
-    """Why the time may say little."""
+    """Reasons why the time may mean little."""
 
 
 def measure(
@@ -54,7 +54,7 @@ def measure(
     turns: Turns,
     stage: Callable[[str], None],
 ) -> Measured:
-    """Time `repeats` runs of one cell, when it is its turn. `stage` is told what is being done."""
+    """Time `repeats` runs of one cell, when it is its turn. `stage` is called with what is being done."""
     turns.prepare()
     generation = Generation(denoiser.model, calls(denoiser, group))
     is_compiled, is_cached = group.compile != "none", group.cache is not None
@@ -82,7 +82,7 @@ def measure(
 
 
 def calls(denoiser: Denoiser, group: Group) -> list[dict[str, Any]]:
-    """The keyword arguments of every step. Only a cache can tell whether the sample moves."""
+    """The keyword arguments of every step. The sample changes from step to step only if there is a cache."""
     inputs = denoiser.inputs(group.batch, group.resolution.width, group.resolution.height)
     if group.cache is not None:
         return caching.moving_calls(inputs, denoiser.family.sample, group.steps)
@@ -108,7 +108,7 @@ def _pipeline_seconds(
     end_to_end: EndToEnd, group: Group, generation: Generation, repeats: int, device: torch.device
 ) -> float:
     if generation.handle is not None:
-        generation.handle.reset()  # the pipeline tells the steps now
+        generation.handle.reset()  # from now on the steps are read from the pipeline
     end_to_end.image(group)
     return median_seconds(lambda: end_to_end.image(group), repeats, device)
 
@@ -130,6 +130,6 @@ def _warnings(output: Tensor, denoiser: Denoiser) -> Iterator[str]:
 
 
 def _no_recompilation() -> AbstractContextManager[Any]:
-    """Make a run fail that would compile anything: its time would not be that of the model."""
+    """Fail if a run compiles anything: its time would not be that of the model."""
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("fail_on_recompile")
     return stance

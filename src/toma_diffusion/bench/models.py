@@ -32,9 +32,9 @@ class Published:
     config: Mapping[str, Any]
     """The settings of the published checkpoint that differ from the class's defaults."""
     small: Mapping[str, Any]
-    """What to change for a model of the same structure that a CPU runs in a moment."""
+    """Changes for a small model of the same structure, for CPUs."""
     batch: int
-    """Of one call: 2 where the pipeline puts both halves of classifier-free guidance into one."""
+    """Batch size of one call: 2 if the pipeline puts both halves of classifier-free guidance into one call."""
     resolution: int
     small_resolution: int
 
@@ -115,7 +115,7 @@ class Denoiser:
     """A model to time, and how to call it."""
 
     name: str
-    """As it stands in the rows."""
+    """As in the rows."""
     model: nn.Module
     family: Family
     device: torch.device

@@ -1,4 +1,4 @@
-"""Whole pipelines around a denoiser: text encoders before it, the decoder after it. To time an image end to end."""
+"""Whole pipelines around a denoiser, with text encoders and decoder, to time an image end to end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ DIFFUSION_STEPS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "s
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What stands around the denoiser of a model known by name, as in its published pipeline."""
+    """The rest of the published pipeline of a model that is known by name."""
 
     class_name: str
     """Of the diffusers pipeline."""
@@ -111,10 +111,10 @@ SURROUNDINGS: Mapping[str, Surroundings] = {
 
 
 class EndToEnd(Protocol):
-    """Makes a whole image, from the prompt to the pixels."""
+    """Generates a whole image, from the prompt to the pixels."""
 
     def image(self, group: Group) -> None:
-        """Make one."""
+        """Generate one."""
 
 
 class RandomPipeline:

@@ -1,4 +1,4 @@
-"""The rows: one schema, one file that is valid CSV at every moment, and what of it need not be measured again."""
+"""The rows of measurements, in a file that is valid CSV at every moment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toma_diffusion.files import replacing
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One measurement with everything that it depends on. Times are medians; None is written as nothing."""
+    """One measurement with everything that it depends on. Times are medians; None is an empty cell."""
 
     model: str
     method: str
@@ -51,7 +51,7 @@ class Row:
     cache: str = ""
     """Threshold of the first-block cache, if it is on."""
     cache_hits: float | None = None
-    """Share of the steps in which the cache skipped the blocks."""
+    """Fraction of the steps in which the cache skipped blocks."""
     backend: str = ""
     """Which operators merged."""
     attention: str = ""
@@ -64,8 +64,8 @@ class Row:
     commit: str = ""
     date: str = ""
     baseline_drift: float | None = None
-    """By how much the baseline's time changed from the group's beginning to its end, as a share. Far from 0, something
-    else was using the machine, and the speed-up says nothing. Not known while the group is not finished."""
+    """Relative change of the baseline's time from the beginning of the group to its end. If it is far from 0, something
+    else was using the machine, and the speed-up means nothing. Empty until the group is finished."""
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
@@ -88,7 +88,7 @@ class Records:
         self._write()
 
     def note_drift(self, first: int, drift: float) -> None:
-        """Add to all rows from that number on how much the baseline drifted meanwhile."""
+        """Write the drift of the baseline into all rows from number `first` on."""
         for row in self.rows[first:]:
             row["baseline_drift"] = str(drift)
         self._write()
@@ -106,9 +106,9 @@ class Records:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Keep other benchmarks from a file of rows: each writes it as a whole, and the rows of all but one would be lost.
+    """Lock a file of rows. Two benchmarks that write the same file would lose each other's rows.
 
-    A process that dies gives it back.
+    If a process dies, its lock is released.
     """
     from filelock import FileLock, Timeout
 

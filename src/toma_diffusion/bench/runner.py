@@ -1,4 +1,4 @@
-"""Executes groups of cells, and writes a row as soon as a cell is measured."""
+"""Measures groups of cells, and writes a row as soon as a cell is measured."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ TOLERATED_DRIFT = 0.1
 
 @dataclass(frozen=True)
 class Task:
-    """What of a group is still to be measured."""
+    """What is still to be measured in a group."""
 
     group: Group
     comparisons: tuple[Comparison, ...]
     bounds: tuple[Cell, ...]
-    """Bounds that no row holds, of whatever method."""
+    """Bounds of any method that have no row yet."""
     has_baseline: bool
 
     @property
     def cells(self) -> list[Cell]:
-        """In the order of measuring: the baseline, always anew, then every method after its bounds."""
+        """In the order of measuring: the baseline, always measured again, then every method after its bounds."""
         wanted = [cell for comparison in self.comparisons for cell in (*comparison.references, comparison.cell)]
         cells = dict.fromkeys([*wanted, *self.bounds])
         return [BASELINE_CELL, *cells] if cells or not self.has_baseline else []
@@ -57,7 +57,7 @@ class Runner:
     records: Records
     facts: Facts
     make_end_to_end: Callable[[], EndToEnd] | None
-    """Builds what stands around the denoiser, if whole pipelines are timed too."""
+    """Builds the rest of the pipeline, if whole pipelines are timed too."""
     progress: Progress
     turns: Turns
     failures: int = 0
@@ -164,7 +164,7 @@ class Runner:
             model.disable_cache()
 
     def _times_pipeline(self, group: Group) -> bool:
-        """A pipeline calls its denoiser itself, so that no replayed graphs can stand in for it."""
+        """A pipeline calls its denoiser itself, so it cannot be timed with replayed graphs."""
         return self.make_end_to_end is not None and group.mode != "graph"
 
     def _parts(self) -> EndToEnd | None:

@@ -1,4 +1,4 @@
-"""What is to be timed: cells (a method with its settings) and groups (cells that share one baseline)."""
+"""What is timed: cells (a method with its settings) and groups (cells that share one baseline)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Group:
 
     @property
     def key(self) -> dict[str, str]:
-        """The columns that tell it from other groups."""
+        """The columns that distinguish it from other groups."""
         cache = "" if self.cache is None else f"{self.cache:g}"
         return {name: str(value) for name, value in vars(self).items()} | {"cache": cache}
 
@@ -79,7 +79,7 @@ def compare(
 
 @dataclass(frozen=True)
 class Scenario:
-    """All that one run of the benchmark is asked for, but the model."""
+    """All settings of one run of the benchmark, except the model."""
 
     methods: tuple[MethodSpec, ...]
     ratios: tuple[float, ...]

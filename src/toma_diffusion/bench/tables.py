@@ -68,7 +68,7 @@ def _shared_settings(rows: list[Record]) -> dict[str, object]:
 
 
 def _method(row: Record, shared: dict[str, object]) -> str:
-    """The method, and what else tells it from the others."""
+    """The method, and the settings that distinguish it from the others."""
     settings = {name: value for name, value in json.loads(row["settings"]).items() if name not in shared}
     if row["method"] in (FLOOR, LOWER_BOUND):
         settings.pop("selection", None)

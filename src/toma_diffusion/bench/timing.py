@@ -1,4 +1,4 @@
-"""Timing whole generations: every step of the schedule counts, those that select as well as those that reuse."""
+"""Times whole generations, with all steps of the schedule: those that select and those that reuse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toma_diffusion.hooks.handle import ToMAHandle, find_root
 
 MIB = 2**20
 COMPILE_MODES = {"block": "blocks", "whole": "whole", "graphs": "graphs"}
-"""What `ToMAHandle.compile` calls the ways of compiling that a row knows."""
+"""From the column `compile` of a row to the mode of `ToMAHandle.compile`."""
 
 
 @dataclass(eq=False)
@@ -30,10 +30,10 @@ class Generation:
     calls: list[dict[str, Any]]
     """The keyword arguments of every step."""
     handle: ToMAHandle | None = None
-    """Of the tokens' merging, if they are merged."""
+    """If tokens are merged."""
 
     def begin(self) -> None:
-        """Start over: the next call is the first step, and a block cache is empty."""
+        """Start again: the next call is the first step, and a block cache is empty."""
         if self.handle is not None:
             self.handle.begin(len(self.calls))
         if getattr(self.model, "is_cache_enabled", False):
@@ -55,20 +55,20 @@ class Generation:
         return output
 
     def actions(self) -> list[Action | None]:
-        """What the schedule asks for in every step; None where nothing is merged."""
+        """The action of every step; None if nothing is merged."""
         root = find_root(self.model)
         steps = len(self.calls)
         return [root.state.schedule.action(step, steps) if root else None for step in range(steps)]
 
     def last_action(self) -> Action | None:
-        """What the last call really did."""
+        """What the last call did."""
         root = find_root(self.model)
         return root.state.action if root and root.state.active else None
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds a step, over several runs."""
+    """Milliseconds per step, over several runs."""
 
     median: float
     p20: float
@@ -84,7 +84,7 @@ class Timing:
 
 
 def cache_context(model: Any) -> AbstractContextManager[Any]:
-    """What diffusers' pipelines wrap a denoiser's call in; nothing where no block cache is on."""
+    """The context in which diffusers' pipelines call a denoiser with a block cache."""
     context: AbstractContextManager[Any] = nullcontext()
     if getattr(model, "is_cache_enabled", False):
         context = model.cache_context("cond")
@@ -114,7 +114,7 @@ def _milliseconds_on_cpu(run: Callable[[], object]) -> float:
 
 
 def median_seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Time of something that also computes on the CPU: from the call until the device is done."""
+    """Median time from the call until the device is done, so that CPU time counts too."""
     seconds = []
     for _ in range(repeats):
         synchronize(device)

@@ -1,4 +1,4 @@
-"""Several benchmarks on one GPU: they compile side by side, and time one at a time."""
+"""Several benchmarks on one GPU: all compile at once, one at a time is timed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Turns:
         self._prepares = False
 
     def prepare(self) -> None:
-        """Wait until no other times anything or waits to. Until `alone`, work may go on beside that of others."""
+        """Wait until no other process times anything or waits to. Until `alone`, others may work at the same time."""
         if self._prepares:
             return
         _lock(self._gate, "LOCK_EX")

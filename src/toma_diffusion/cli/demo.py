@@ -30,13 +30,13 @@ METHODS: tuple[tuple[str, tuple[float, ...]], ...] = (
     ("tomesd", (0.5,)),
     ("todo", (0.75,)),  # it keeps every second row and column: it has no other ratio
 )
-"""With the baseline and four prompts these are 20 images: about 80 seconds on two CPU cores."""
+"""With the baseline and four prompts these are 20 images: about 90 seconds on two CPU cores."""
 METRICS = ("mse", "psnr", "ssim", "lpips")
 """LPIPS only if its weights are given, in this run or a later one."""
 GRID = "grid.png"
 
 
-@report_user_errors("metrics,report")
+@report_user_errors("demo")
 def demo(
     output: Annotated[Path, typer.Option(help="Folder to write to. A run that is already there is resumed.")] = Path(
         "demo"

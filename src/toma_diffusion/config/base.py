@@ -18,36 +18,36 @@ Self = TypeVar("Self", bound="Config")
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ABC):
-    """What the settings of every method share. Immutable; a wrong value raises `UsageError` at once."""
+    """Settings that all methods have. Immutable; a wrong value raises `UsageError` at once."""
 
     label: ClassVar[str]
     """The method's name, as its authors write it."""
 
     ratio: float = 0.5
-    """Share of the tokens removed, 0 ≤ ratio < 1. Higher is faster and loses more detail; 0 changes nothing."""
+    """Fraction of the tokens removed, 0 ≤ ratio < 1. Higher is faster and loses more detail; 0 changes nothing."""
 
     window: tuple[float, float] = (0.0, 1.0)
-    """Share of the steps, from start (included) to end (excluded), in which merging happens. A narrower window is
-    slower and keeps more detail; a later start helps most."""
+    """Start (included) and end (excluded) of the steps in which tokens are merged, as fractions of all steps. A
+    narrower window is slower and keeps more detail; a later start helps most."""
 
     skip_blocks: tuple[int, ...] = ()
-    """Indices of blocks to leave alone. More is slower and keeps more detail."""
+    """Indices of blocks that are not merged. More is slower and keeps more detail."""
 
     def __post_init__(self) -> None:
         self._set("ratio", check_number("ratio", self.ratio, "0 ≤ ratio < 1", lambda x: 0 <= x < 1))
         self._set("window", self._valid_window())
         self._set("skip_blocks", check_indices("skip_blocks", self.skip_blocks))
 
-    # What follows is read of every configuration. A method that lets its user choose has a field of the same name.
+    # These are read from every configuration. Methods where the user can choose override them with a field.
 
     @property
     def scope(self) -> str:
-        """Where tokens are merged and unmerged. Defaults to around each `module`."""
+        """Where tokens are merged and unmerged. Defaults to `module`; subclasses may override."""
         return "module"
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Which modules are merged. Defaults to self-attention alone."""
+        """Which modules are merged. Defaults to self-attention only."""
         return ("attn",)
 
     @property
@@ -57,7 +57,7 @@ class Config(ABC):
 
     @property
     def select_every(self) -> int:
-        """Steps between two choices of what is merged. Defaults to 1: chosen anew in every step."""
+        """Steps between two selections of destinations. Defaults to 1: selected in every step."""
         return 1
 
     @property
@@ -88,7 +88,7 @@ class Config(ABC):
         return name in [field.name for field in fields(cls)]
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields by name, in the types that JSON knows (tuples become lists)."""
+        """All fields by name, in types that JSON has (tuples become lists)."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def to_json(self) -> str:

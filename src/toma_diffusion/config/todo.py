@@ -10,18 +10,18 @@ from toma_diffusion.errors import UsageError
 
 LARGEST_FACTOR = 8
 TOLERANCE = 1e-3
-"""So that 1 − 1/9 may be written as 0.889."""
+"""Allows 1 − 1/9 to be written as 0.889."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToDoConfig(Config):
     """Settings of ToDo. Immutable; a wrong value raises `UsageError` at once.
 
-    In self-attention all tokens ask, but only every n-th row and column of the grid answers: keys and values are made
-    from a smaller grid, by nearest neighbour. Nothing is merged, so that nothing is to be restored.
+    In self-attention, queries are computed from all tokens, keys and values only from every n-th row and column of the
+    grid. Nothing is merged, so nothing has to be restored.
 
-    It needs self-attention in which keys can be made from other tokens than queries: UNets and PixArt have it. Flux
-    and SD3 attend to text and image jointly, with queries and keys made from the same tokens; there it is refused.
+    Keys must be computed from other tokens than queries, which is possible in UNets and PixArt. Flux and SD3 attend to
+    text and image jointly, with queries and keys from the same tokens; there it raises an error.
 
     Example:
 
@@ -31,19 +31,19 @@ class ToDoConfig(Config):
     (2, 2)
     >>> ToDoConfig(ratio=0.5)
     Traceback (most recent call last):
-    UsageError: ratio=0.5 is not allowed: every n-th row and column stays, so it must be 0.75, 0.8889, 0.9375, …, or 0.
+    toma_diffusion.errors.UsageError: ratio=0.5 is not allowed: every n-th row and column stays, so it must be ...
     ```
     """
 
     label: ClassVar[str] = "ToDo"
 
     ratio: float = 0.75
-    """Share of the keys and values removed at the first level that has attention: 0.75 keeps every 2nd row and column,
+    """Fraction of keys and values removed at the first level that has attention: 0.75 keeps every 2nd row and column,
     0.8889 every 3rd, 0.9375 every 4th. Higher is faster and loses more detail."""
 
     deeper_factors: tuple[int, ...] = ()
     """The same for the levels below, as factors: (2,) keeps every 2nd row and column at the next level too. The
-    authors leave those levels whole."""
+    authors do not reduce those levels."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

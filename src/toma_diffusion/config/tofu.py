@@ -13,10 +13,10 @@ from toma_diffusion.config.tomesd import ToMeSDConfig
 class ToFuConfig(ToMeSDConfig):
     """Settings of ToFu. Immutable; a wrong value raises `UsageError` at once.
 
-    Tokens are matched as in ToMeSD, and carried over to the same models in the same way. Where a layer answers to
-    mixed tokens far from linearly, sources are pruned: their destination alone stands for them. Where it is nearly
-    linear they are merged. The paper finds early layers to be of the first sort and later ones of the second. Merging
-    is by MLERP, which keeps the length of tokens: the direction of the mean, the length of the longest.
+    Tokens are matched as in ToMeSD. In blocks that are far from linear, matched tokens are pruned: they are dropped,
+    and get a copy of their destination's result. In blocks that are nearly linear, they are merged. The paper finds
+    that early blocks are far from linear and later ones nearly linear. Merging is by MLERP: the direction of the mean,
+    with the length of the longest token.
 
     Example:
 
@@ -30,8 +30,8 @@ class ToFuConfig(ToMeSDConfig):
     label: ClassVar[str] = "ToFu"
 
     prune_share: float = 0.5
-    """Share of the model's blocks, in the order in which they run, that prune; the later ones merge. 0 merges in all
-    of them, 1 prunes in all."""
+    """Fraction of the blocks that prune, the first ones in the order in which they run; the others merge. 0 merges in
+    all blocks, 1 prunes in all."""
 
     prune_blocks: tuple[int, ...] | None = None
     """Indices of the blocks that prune, instead of the first ones; the others merge."""

@@ -18,7 +18,7 @@ UNMERGES = ("transpose", "pseudo-inverse")
 SCOPES = ("module", "block", "stage")
 BACKENDS = ("auto", "torch", "triton")
 BOUNDS = ("lower-bound", "floor")
-"""Were presets once. They make noise of a picture: only `toma bench` needs them."""
+"""Former presets. They turn images into noise; only `toma bench` uses them, as bounds of the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,41 +40,42 @@ class ToMAConfig(Config):
     label: ClassVar[str] = "ToMA"
 
     selection: str = "facility-location"
-    """How destinations are chosen: `facility-location` (the paper's), `random` or `strided` (fixed, to compare
-    against), `none`: neither destinations nor weights are computed, a fixed random projection stands in for them, or
-    `slice`: nothing is merged at all, the first tokens are taken and the others dropped. The last two make noise of a
-    picture; their time is the bound that no selection (`none`) and no merging whatever (`slice`) can beat."""
+    """How destinations are selected: `facility-location` (the paper's), or `random` or `strided` (fixed, for
+    comparison). `none` computes neither destinations nor weights, and uses a fixed random projection. `slice` keeps
+    the first tokens and drops the others. These two turn images into noise. Their time is a lower bound: `none` for
+    any selection, `slice` for any merging."""
 
     region: str = "tile"
-    """Shape of the regions inside which destinations are chosen: `tile` (rectangles, best quality), `stripe` (runs of
-    the row-major sequence, no reshuffle) or `global` (one region, slowest to select in)."""
+    """Shape of the regions in which destinations are selected: `tile` (rectangles, best quality), `stripe` (runs of
+    the row-major sequence, which need no reordering) or `global` (one region, slowest)."""
 
     num_regions: int = 64
-    """How many regions to ask for. More is faster and keeps destinations closer to their tokens. The nearest number
-    that divides the grid evenly is taken. `global` always has one."""
+    """Requested number of regions. More is faster and keeps destinations closer to their tokens. The nearest number
+    that divides the grid evenly is used. `global` always has one."""
 
     assign: str = "local"
-    """Which destinations a token may merge into: `local` (those of its own region; block-diagonal weights, cheap) or
-    `global` (all of them; a full matrix, dearer)."""
+    """Which destinations a token may merge into: `local` (those of its own region; block-diagonal weights, fast) or
+    `global` (all of them; a full matrix, slower)."""
 
     scale: float = 1000.0
     """Sharpness 1/τ of the softmax over destinations. Higher is closer to a hard assignment, lower blends more.
     `math.inf` (or `"inf"`) is the hard assignment: every token goes to its nearest destination alone. An index then
-    takes the place of the weight matrix, which is faster, most of all with `assign="global"`."""
+    replaces the weight matrix, which is faster, most of all with `assign="global"`."""
 
     unmerge: str = "transpose"
-    """How the result is spread back: `transpose` (fast) or `pseudo-inverse` (least-squares exact, much slower)."""
+    """How results are spread back to all tokens: `transpose` (fast) or `pseudo-inverse` (the least-squares solution,
+    much slower)."""
 
     scope: str = "module"
-    """Where to merge and unmerge: around each `module` (the paper's ToMA), around each `block` (ToMA*), or around a
-    run of blocks, a `stage`. Wider is faster and loses more detail."""
+    """Where to merge and unmerge: around each `module` (the paper's ToMA), each `block` (the paper's ToMA*), or a
+    `stage`, which is a run of blocks. Wider is faster and may lose more detail."""
 
     sites: tuple[str, ...] = SITES
     """Which modules to merge in `module` scope, out of `attn`, `cross_attn` and `ff`. More is faster."""
 
     min_tokens: int = 0
-    """Grids of fewer tokens are left whole. In a small grid every token counts for much of the picture, and merging it
-    saves little."""
+    """Grids with fewer tokens are not merged. There every token represents a large part of the image, and merging
+    saves little. Higher is slower and keeps more detail."""
 
     select_every: int = 10
     """Steps between two selections of destinations. Higher is faster; 1 selects in every step."""
@@ -83,19 +84,18 @@ class ToMAConfig(Config):
     """Steps between two computations of the merge weights. Higher is faster; a selection always reweighs."""
 
     num_plans: int = 1
-    """How many plans the blocks of one kind (in `stage` scope: the runs of blocks) take in turn. With one, the paper's,
-    a token that is merged away is merged away everywhere; with more, and `rotation` above 0, other tokens are
-    destinations in the next block. Each plan is selected and weighed on its own, which costs time and memory."""
+    """Number of plans that the blocks of one kind (in `stage` scope: the runs of blocks) use in turn. With 1, as in the
+    paper, the same tokens are destinations in all of them. With more, and `rotation` above 0, other tokens are
+    destinations in the next block. Every plan costs time and memory."""
 
     rotation: float = 0.0
-    """How strongly tokens are favoured that were not chosen lately: a token's gain is damped by exp(−rotation) for
-    every time it was a destination before in this generation, in any plan of its kind. 0 looks at the tokens alone, as
-    the paper does. `random` destinations are drawn anew for every plan and `strided` ones shifted by one token,
-    whatever the rotation."""
+    """Makes tokens that were destinations before less likely to be selected again: the gain of a token is multiplied by
+    exp(−rotation) for every time it was a destination in this generation, in any plan of its kind. 0, as in the paper,
+    ignores earlier selections. `random` and `strided` destinations differ from plan to plan in any case."""
 
     backend: str = "auto"
     """Which implementation of the operators runs: `torch`, `triton` (fused kernels, NVIDIA GPUs), or `auto` for the
-    fastest one that the machine offers. Where `triton` cannot run, `torch` does, with a warning."""
+    fastest one available. Where `triton` cannot run, `torch` is used, with a warning."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +128,7 @@ class ToMAConfig(Config):
 
     @staticmethod
     def check_not_a_bound(name: str) -> None:
-        """Raise for the two names that are presets no longer."""
+        """Raise for the two former presets."""
         if name in BOUNDS:
             raise UsageError(
                 f"{name!r} is not a preset any more: it turns pictures into noise and only bounds the time of others. "
@@ -136,7 +136,7 @@ class ToMAConfig(Config):
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields by name, in the types that JSON knows (tuples become lists, infinity "inf")."""
+        """All fields by name, in types that JSON has (tuples become lists, infinity becomes "inf")."""
         plain = super().to_dict()
         return plain | {"scale": "inf"} if self.is_hard else plain
 
@@ -169,11 +169,11 @@ PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
         ),
     }
 )
-"""The paper's variants by name, and ours: `fast`, and `balanced`, which stays nearest to the picture without merging.
+"""The paper's variants by name, and two of ours: `fast`, and `balanced`, which keeps images closest to the original.
 
-`balanced` leaves the first half of the steps whole, where the picture takes its shape, and small grids, and chooses
-anew in every step, which small regions make cheap: on the bundled model the three that help most (docs/quality.md).
+`balanced` does not merge in the first half of the steps, which give the image its composition, nor on small grids, and
+selects in every step. On the demo model these three settings help most (docs/quality.md).
 
-`toma` takes the limit of the paper's sharp softmax, a hard assignment: the patches of a photograph come back nearer to
-themselves (40.9 against 37.2 dB at ratio 0.25, benchmarks/results/assignment.csv), and an index is faster than a matrix
-over all tokens. The paper's own is `scale=1000`."""
+`toma` uses a hard assignment, the limit of the paper's sharp softmax. It loses less of an image (40.9 instead of 37.2
+dB at ratio 0.25, benchmarks/results/assignment.csv), and an index is faster than a matrix over all tokens. The paper's
+own setting is `scale=1000`."""

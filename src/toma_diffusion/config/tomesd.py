@@ -13,13 +13,12 @@ from toma_diffusion.errors import UsageError
 class ToMeSDConfig(Config):
     """Settings of ToMeSD. Immutable; a wrong value raises `UsageError` at once.
 
-    In every block one token of each small cell is a destination. The sources most similar to one merge into it, as a
-    mean, before self-attention; after it every source gets a copy of its destination's result.
+    In every block, one token of each small cell is a destination. The most similar other tokens are averaged into their
+    destinations before self-attention, and get a copy of the result after it.
 
-    It was made for UNets. Elsewhere it is carried over so: SD3 and PixArt as they are, all of their blocks; on Flux a
-    merged token takes the RoPE row of its destination, a batch shares one matching (by the mean of its similarities,
-    since it shares one RoPE table), and single blocks merge their MLP together with their attention, as both run side
-    by side.
+    It was made for UNets. SD3 and PixArt need no changes; all of their blocks are merged. On Flux a merged token gets
+    the RoPE row of its destination, a batch shares one matching (by the mean of its similarities, because it shares
+    one RoPE table), and single blocks merge their MLP together with their attention, because both run in parallel.
 
     Example:
 
@@ -29,31 +28,31 @@ class ToMeSDConfig(Config):
     0.75
     >>> ToMeSDConfig(ratio=0.8)
     Traceback (most recent call last):
-    UsageError: ratio=0.8 is not allowed: cells of 2×2 tokens leave one in each, so it can be 0.75 at most.
+    toma_diffusion.errors.UsageError: ratio=0.8 is not allowed: cells of 2×2 tokens leave one in each, ...
     ```
     """
 
     label: ClassVar[str] = "ToMeSD"
 
     sites: tuple[str, ...] = ("attn",)
-    """Which modules to merge, out of `attn`, `cross_attn` and `ff`. More is faster; the authors advise against more."""
+    """Which modules to merge, out of `attn`, `cross_attn` and `ff`. More is faster; the authors recommend `attn`."""
 
     max_downsample: int = 1
-    """Act down to this downsampling: 1, 2, 4 or 8. Higher acts in more blocks. Counted from the first level that has
-    attention, so that 1 is the highest resolution of SD 1.5 and of SDXL alike. (The authors count from the latent;
-    SDXL has no attention there, so that their default does nothing on it.)"""
+    """Merge down to this downsampling: 1, 2, 4 or 8. Higher merges in more blocks. Counted from the first level that
+    has attention, so that 1 is the highest resolution with attention on every model. (The authors count from the
+    latent, where SDXL has no attention: there their default does nothing.)"""
 
     cell: tuple[int, int] = (2, 2)
     """Height and width of the cells that have one destination each. Larger allows a higher ratio."""
 
     random: bool = True
-    """Whether the destination of a cell is drawn at random in every block and step; else it is the top left token.
-    Odd batches always take the top left token, as the authors do: the two halves of guidance are then in different
-    calls, and different draws for them make artifacts."""
+    """Whether the destination of a cell is random in every block and step, or always the top left token. Odd batches
+    always use the top left token, as in the authors' code: the two halves of guidance are then in different calls, and
+    different destinations for them cause artifacts."""
 
     seed: int | None = None
-    """Of the draws, which come from a generator of their own: the user's random state is never touched. Each
-    generation starts with this seed; None starts it with a copy of torch's random state, as the authors do once."""
+    """Seed of the random destinations, with which each generation starts. None: start from a copy of torch's random
+    state. The random state itself is never changed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""The method in pure torch: a grid cut into regions, a plan that merges it, a schedule that renews the plan."""
+"""The method in pure torch: a grid divided into regions, a plan that merges it, a schedule that updates the plan."""
 
 from toma_diffusion.core.plan import MergePlan, Plan, num_destinations
 from toma_diffusion.core.regions import Grid, Regions

@@ -1,7 +1,7 @@
-"""How tokens go to their destinations and back: by a matrix, by an index, or not at all.
+"""How tokens are assigned to destinations: by a matrix, by an index, or not at all.
 
-Every assignment owns fixed buffers that are updated in place. `update` reads tokens [B, N, d] and destinations, `merge`
-makes [B, D, C] of [B, N, C], and `unmerge` the reverse, on top of a residual if one is given.
+Every assignment has fixed buffers that are updated in place. `update` reads tokens [B, N, d] and destinations, `merge`
+turns [B, N, C] into [B, D, C], and `unmerge` the reverse, added to a residual if one is given.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from toma_diffusion.core.regions import Regions
 from toma_diffusion.ops import regional
 
 _FIXED_SEED = 0
-"""Fixed choices come from a generator of their own: the user's random state is never touched."""
+"""Fixed choices come from a separate generator: torch's random state is never changed."""
 
 
 class Assignment(ABC):
-    """The way between all tokens of a grid and their destinations."""
+    """Assigns all tokens of a grid to their destinations."""
 
     @abstractmethod
     def update(self, tokens: Tensor, destinations: Tensor) -> None:
@@ -29,7 +29,7 @@ class Assignment(ABC):
 
     @abstractmethod
     def fix(self) -> None:
-        """Take a random assignment once and for all, without looking at tokens."""
+        """Set a fixed random assignment, which does not depend on tokens."""
 
     @abstractmethod
     def merge(self, tokens: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Assignment(ABC):
 
     @abstractmethod
     def buffers(self) -> list[Tensor]:
-        """What it holds in memory."""
+        """The tensors that it holds."""
 
 
 class SoftAssignment(Assignment):
@@ -156,7 +156,7 @@ class HardAssignment(Assignment):
         return regional.merge_members(tokens, self.members, self.offsets, self.num_destinations, backend=self.backend)
 
     def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Every token takes what its destination has."""
+        """Every token gets a copy of its destination."""
         tokens = merged.reshape(-1, merged.shape[2]).index_select(0, self.rows)
         tokens = tokens.reshape(self.batch_size, self.num_tokens, -1)
         return tokens if residual is None else residual + tokens
@@ -172,7 +172,7 @@ class HardAssignment(Assignment):
         return [self.targets, self.rows, self.members, self.offsets]
 
     def _index(self) -> None:
-        """Turn the index round: from destinations to tokens."""
+        """Invert the index: from destinations to tokens."""
         sample = torch.arange(self.batch_size, device=self.rows.device)[:, None]
         self.rows.copy_((self.targets + sample * self.num_destinations).reshape(-1))
         ordered, members = self.rows.sort(stable=True)
@@ -182,7 +182,7 @@ class HardAssignment(Assignment):
 
 
 class SliceAssignment(Assignment):
-    """Not at all: the first tokens are taken, the others dropped. Nothing merges for less."""
+    """Keeps the first tokens and drops the others. Nothing is merged."""
 
     def __init__(self, num_tokens: int, num_destinations: int) -> None:
         self.num_tokens = num_tokens

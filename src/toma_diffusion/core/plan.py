@@ -18,15 +18,15 @@ from toma_diffusion.ops.backend import choose_backend
 from toma_diffusion.ops.regional import Backend
 
 _FIXED_SEED = 0
-"""Fixed choices come from a generator of their own: the user's random state is never touched."""
+"""Fixed choices come from a separate generator: torch's random state is never changed."""
 MOST_DAMPING = 64.0
-"""exp(−64) times any gain is still a normal float32. A product of 0 would tie with all others, the order be lost."""
+"""exp(−64) times any gain is still a normal float32. With products of 0, all candidates would tie."""
 _WITHOUT_TOKENS = ("none", "slice")
-"""Selections that never look at tokens, neither for destinations nor for weights."""
+"""Selections that do not depend on tokens, neither for destinations nor for weights."""
 
 
 class Plan(ABC):
-    """What hooks need of a plan, whichever method makes it: the way from all tokens of a grid to fewer, and back."""
+    """What hooks need from the plan of any method: the way from all tokens of a grid to fewer, and back."""
 
     grid: Grid
 
@@ -37,12 +37,12 @@ class Plan(ABC):
 
     @property
     def is_identity(self) -> bool:
-        """Whether nothing is removed: merging and unmerging then return their input as it is."""
+        """Whether no token is removed. Merging and unmerging then return their input."""
         return self.num_destinations == self.grid.num_tokens
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The tensors that are updated in place; their addresses never change."""
+        """The tensors that are updated in place. They never move as long as the plan exists."""
         return []
 
     def begin_call(self) -> None:  # noqa: B027 (a plan that never changes has nothing to do here)
@@ -53,10 +53,10 @@ class Plan(ABC):
         return False
 
     def update(self, tokens: Tensor, action: Action) -> None:  # noqa: B027
-        """Do what the schedule says with the tokens [B, N, d] of this step."""
+        """Update from the tokens [B, N, d] of this step, as the action says."""
 
     def forget(self) -> None:  # noqa: B027
-        """Make the next `update` choose anew whatever its action."""
+        """Make the next `update` select again, whatever its action."""
 
     @abstractmethod
     def merge(self, tokens: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Plan(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Where in the grid tokens are merged, or why none are, in words."""
+        """Where in the grid tokens are merged, or why none are, as text."""
 
 
 class Multiplications(NamedTuple):
@@ -94,14 +94,14 @@ class Multiplications(NamedTuple):
     merging: float
     """One merging and unmerging."""
     planning: float
-    """Choosing destinations and weights, spread over the steps of the schedule. Blocks that share a plan share it."""
+    """Selecting destinations and computing weights, averaged over the schedule. Counted once per plan."""
 
 
 class MergePlan(Plan):
-    """Destinations for a batch of token grids, and the mapping to them by which tokens are merged and unmerged.
+    """Destinations for a batch of token grids, and the assignment of all tokens to them.
 
-    The tensors are allocated once and updated in place, so a plan can be shared by many layers, reused over steps,
-    and held by compiled code and CUDA graphs. With local assignment the weights are stored as one small block per
+    The tensors are allocated once and updated in place, so that many layers can share a plan, steps can reuse it, and
+    compiled code and CUDA graphs can read it. With local assignment, the weights are stored as one small block per
     region, never as the whole N × D matrix.
 
     Example:
@@ -122,13 +122,13 @@ class MergePlan(Plan):
         grid: the image tokens' rows and columns.
         config: ratio, min_tokens, selection, region, num_regions, assign, scale, unmerge and backend are read.
         batch_size: number of samples.
-        dtype: of the weights; take that of the tokens.
-        device: of the tokens.
-        joint: choose one set of destinations for the whole batch, by the sum of the samples' gains. For models in which
-            one position table serves all samples. Otherwise every sample chooses for itself, and a batch of four
-            equals four batches of one.
-        turn: which of the `num_plans` that blocks take in turn. Fixed choices (`random`, `strided`) differ by it.
-        share_picks_with: another of these plans; both count their picks together, for `rotation`.
+        dtype: of the weights; use that of the tokens.
+        device: that of the tokens.
+        joint: select one set of destinations for the whole batch, by the sum of the samples' gains. For models in which
+            all samples share one position table. Otherwise every sample selects for itself, and a batch of four is
+            identical to four batches of one, up to rounding.
+        turn: index among the `num_plans` that blocks use in turn. Fixed choices (`random`, `strided`) depend on it.
+        share_picks_with: another of these plans; both count their destinations together, for `rotation`.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class MergePlan(Plan):
         self._has_destinations = False
         self._has_weights = False
         self.saw_gradients = False
-        """Whether a merge was asked for with gradients. Not noted in compiled code."""
+        """Whether a merge needed gradients. Not recorded in compiled code."""
 
         if self.is_identity or config.selection == "slice":
             self.positions.copy_(torch.arange(self.num_destinations, device=device))
@@ -250,7 +250,7 @@ class MergePlan(Plan):
         return Multiplications(whole, reduced, 2 * matrix, selection / config.select_every + weights)
 
     def describe(self) -> str:
-        """The regions in which destinations are chosen, or why none are."""
+        """The regions in which destinations are selected, or why none are."""
         if self.grid.num_tokens < self.config.min_tokens:
             return f"left whole: fewer than min_tokens={self.config.min_tokens}"
         if self.is_identity and self.config.ratio:
@@ -258,15 +258,15 @@ class MergePlan(Plan):
         return self.regions.describe()
 
     def wants(self, action: Action) -> bool:
-        """Whether `update` with this action would compute anything: what is missing is computed whatever the action."""
+        """Whether `update` with this action would compute anything. What is missing is always computed."""
         if self.is_identity or self.config.selection in _WITHOUT_TOKENS:
             return False
         return action is not Action.REUSE or not self._has_weights
 
     def update(self, tokens: Tensor, action: Action) -> None:
-        """Do what the schedule says with the tokens of this step, in place.
+        """Update destinations and weights in place, as the action says.
 
-        What the plan does not have yet is computed whatever the action: a fresh plan selects even on REUSE.
+        What the plan does not have yet is computed in any case: a new plan selects even on REUSE.
 
         Args:
             tokens: `[B, N, d]`, normalised as the first merged layer sees them.
@@ -280,7 +280,7 @@ class MergePlan(Plan):
         self._has_weights = True
 
     def forget(self) -> None:
-        """Make the next `update` choose anew whatever its action. What is fixed stays."""
+        """Make the next `update` select again, whatever its action. Fixed choices are kept."""
         if self.is_identity or self.config.selection in _WITHOUT_TOKENS:
             return
         self._has_weights = False
@@ -319,8 +319,8 @@ class MergePlan(Plan):
         """[B, N, d] -> [B, R, k], or [1, R, k] if joint: indices inside each region."""
         if self.picks is None:
             return self._select(tokens, None)
-        more = self.picks - self.picks.amin(dim=1, keepdim=True)  # than the token of its region with the fewest:
-        damping = (self.config.rotation * more).clamp_max(MOST_DAMPING)  # all alike would fade to 0 in a long run
+        more = self.picks - self.picks.amin(dim=1, keepdim=True)  # relative to the least chosen token of the region:
+        damping = (self.config.rotation * more).clamp_max(MOST_DAMPING)  # otherwise all factors fade to 0 in a long run
         chosen = self._select(tokens, (-damping).exp())
         again = chosen.reshape(len(self.picks), -1)
         self.picks.scatter_add_(1, again, torch.ones_like(again, dtype=self.picks.dtype))
@@ -368,12 +368,12 @@ class MergePlan(Plan):
 
 
 def num_destinations(region_size: int, ratio: float) -> int:
-    """k = n − floor(n · ratio), at least 1: tokens of a region that stay."""
+    """k = n − floor(n · ratio), at least 1: destinations in a region."""
     return max(1, region_size - math.floor(round(region_size * ratio, 6)))  # 100 · 0.29 is 28.999999999999996
 
 
 def _fixed_choice(selection: str, regions: Regions, count: int, turn: int, device: torch.device | str) -> Tensor:
-    """[R, k]: a choice that does not look at the tokens: drawn anew at every turn, or shifted by one token."""
+    """[R, k]: a choice that does not depend on the tokens: random for every turn, or strided and shifted by it."""
     if selection == "strided":
         choice = ((torch.arange(count) * regions.size // count + turn) % regions.size).expand(regions.count, -1)
     else:

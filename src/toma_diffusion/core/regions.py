@@ -37,7 +37,7 @@ class Regions:
 
     All kinds are rectangles: a stripe is a rectangle of the sequence laid out as one long row, and the global region is
     one rectangle as large as the grid. Tokens that already lie in order (stripes, the global region, tiles as wide as
-    the grid) are only viewed anew, not copied.
+    the grid) are viewed, not copied.
     """
 
     kind: str
@@ -51,7 +51,7 @@ class Regions:
         """Cut `grid` into about `num_regions` regions.
 
         Regions must be equal, so the region shape that divides the grid and lies nearest to the one asked for is taken
-        (see `_nearest_shape`); `describe()` tells which.
+        (see `_nearest_shape`); `describe()` says which.
 
         Args:
             kind: `tile` (√num_regions × √num_regions rectangles), `stripe` (num_regions runs of the row-major
@@ -80,7 +80,7 @@ class Regions:
         return self.layout.num_tokens // self.size
 
     def describe(self) -> str:
-        """What was taken, in words: `64 tiles of 8×8`."""
+        """The regions as text: `64 tiles of 8×8`."""
         if self.kind == "global":
             return "the whole grid"
         shape = f"{self.height}×{self.width}" if self.kind == "tile" else f"length {self.size}"

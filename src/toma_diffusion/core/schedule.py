@@ -1,4 +1,4 @@
-"""When to choose destinations anew, when to only reweigh, when to leave the layers alone."""
+"""What happens in which step: select destinations, compute weights, reuse both, or do not merge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Action(Enum):
     """What a plan does in a step. Three values and no counter, so that compiled code has at most three variants."""
 
     SELECT = "select"
-    """Choose destinations, then compute their weights."""
+    """Select destinations, then compute their weights."""
     REWEIGH = "reweigh"
     """Keep the destinations, compute their weights."""
     REUSE = "reuse"
@@ -24,7 +24,7 @@ class Action(Enum):
 class Schedule:
     """The action of every step of a generation.
 
-    It holds no state: step 0 begins a new generation, and the first step inside the window always selects.
+    It has no state. The first step inside the window always selects.
 
     Example:
 
@@ -42,17 +42,17 @@ class Schedule:
 
     @classmethod
     def from_config(cls, config: Config) -> Schedule:
-        """The schedule that `config` asks for."""
+        """The schedule of a configuration."""
         return cls(config.select_every, config.reweigh_every, config.window)
 
     def opens(self, num_steps: int) -> bool:
-        """Whether any of so many steps lies inside the window."""
+        """Whether any of `num_steps` steps is inside the window."""
         return any(self.action(step, num_steps) is not None for step in range(num_steps))
 
     def action(self, step: int, num_steps: int | None = None) -> Action | None:
-        """What to do in `step` (from 0) of `num_steps`; None outside the window, where nothing is merged.
+        """What to do in `step` (counted from 0) of `num_steps`. None outside the window, where nothing is merged.
 
-        `num_steps` may be unknown (None) only while the window is the whole generation.
+        `num_steps` may be None only if the window is the whole generation.
         """
         start, end = self.window
         if num_steps is None and (start, end) != (0.0, 1.0):
@@ -70,5 +70,5 @@ class Schedule:
 
 
 def _steps(share: float, num_steps: int | None) -> int:
-    """How many of the steps lie wholly before `share`. Rounded first: 0.1 · 30 is 3.0000000000000004 in floats."""
+    """The number of steps before this fraction of all. Rounded first, because 0.1 · 30 is 3.0000000000000004."""
     return math.ceil(round(share * (num_steps or 0), 6))

@@ -1,4 +1,4 @@
-"""A method with its settings, as a user writes it, and as it is applied to a model."""
+"""A method with its settings: as a user writes it, and as it is applied to a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toma_diffusion.experiments.parsing import parse_value
 from toma_diffusion.methods import METHODS, named_config
 
 COLUMNS_OF_THEIR_OWN = ("ratio", "scope", "assign")
-"""Settings that have a column in the rows; the others are noted together."""
+"""Settings with a column of their own. The others are in the column `settings`."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MethodSpec:
         return cls(preset, tuple(overrides.items()))
 
     def possible(self, ratios: Iterable[float]) -> list[float]:
-        """The ratios that it can have: ToMA any, others not."""
+        """Those of the ratios that it can have. ToMA can have any, other methods cannot."""
         return [ratio for ratio in ratios if self.preset not in METHODS or self._allows(ratio)]
 
     def _allows(self, ratio: float) -> bool:
@@ -55,13 +55,13 @@ class MethodSpec:
 
 @dataclass(frozen=True)
 class Cell:
-    """A method with all its settings: what one measurement is about."""
+    """A method with all its settings. One measurement."""
 
     method: str
     config: Config | None = None
     """As it is applied; None for the baseline."""
     overrides: tuple[str, ...] = ()
-    """Fields that the user set, noted even where they have their default value."""
+    """Fields that the user set, recorded even if they have their default value."""
 
     @property
     def settings(self) -> str:
@@ -78,7 +78,7 @@ class Cell:
 
     @property
     def key(self) -> dict[str, str]:
-        """The columns that tell it from the other cells of its group."""
+        """The columns that distinguish it from the other cells of its group."""
         scope, ratio = ("", "") if self.config is None else (self.config.scope, f"{self.config.ratio:g}")
         assign = "" if self.config is None else self.config.assign
         return {"method": self.method, "settings": self.settings, "scope": scope, "assign": assign, "ratio": ratio}
@@ -87,9 +87,9 @@ class Cell:
 def cells_of(
     model: Any, methods: Iterable[MethodSpec], ratios: Iterable[float], scopes: Iterable[str] = ()
 ) -> list[Cell]:
-    """Every method at every ratio. The settings are those that `apply_toma` arrives at for this model.
+    """Every method at every ratio, with the settings that `apply_toma` uses for this model.
 
-    Scopes are a matter of ToMA. A method that cannot have some of the ratios is taken at the others.
+    Scopes are for ToMA only. Ratios that a method cannot have are left out.
     """
     ratios, scopes = list(ratios), list(scopes)
     cells: dict[Cell, None] = {}

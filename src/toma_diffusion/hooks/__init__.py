@@ -1,1 +1,2 @@
-"""Forward hooks that merge tokens: a step clock, the state of a denoiser, merge sites. No model is named here."""
+"""Forward hooks that merge tokens: the step counter, the state of a denoiser, merge sites, the handle. No model and no
+method is named here."""

@@ -1,4 +1,4 @@
-"""Compiling a denoiser, with merged tokens or without: block by block, whole, or whole and captured as CUDA graphs."""
+"""Compiles a denoiser, merged or not: block by block, as a whole, or as a whole with CUDA graphs."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import torch
 from torch import Tensor, nn
 
 from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.sites import Arguments, Hook, Keywords
+from toma_diffusion.hooks.sites import Arguments, Hook, Keywords, remove_hooks
 
 MODES = ("blocks", "whole", "graphs")
 GRAPHS_PER_BLOCK_CLASS = 256
-"""How many variants torch.compile may make of one block's code. A setting needs up to eight; those of settings no
-longer in use stay in memory, in case they come back."""
+"""How many variants of one block's code torch.compile may make. A setting needs up to eight; variants of earlier
+settings stay in memory."""
 
 
 @dataclass(eq=False)
 class BeginReplay(Hook):
-    """Forward pre-hook of a captured denoiser: what the last call returned may be overwritten from now on."""
+    """Forward pre-hook of a captured denoiser: marks the beginning of a call for CUDA graphs."""
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
-        """Tell torch before every call."""
+        """From here on torch may overwrite the output of the last call."""
         torch.compiler.cudagraph_mark_step_begin()
 
 
 @dataclass(eq=False)
 class KeepOutput(Hook):
-    """Forward hook of a captured denoiser: a replay writes its output where the last one did, so it is copied out."""
+    """Forward hook of a captured denoiser: copies the output, because the next replay writes to the same memory."""
 
     before = False
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
-        """Copy after every call: a few hundred KiB."""
+        """A copy of the output, a few hundred KiB."""
         from torch.utils import _pytree
 
         return _pytree.tree_map_only(Tensor, torch.clone, output)
@@ -44,12 +44,12 @@ class KeepOutput(Hook):
 
 @cache
 def prepare_compiler(keep_out: Callable[[], None]) -> None:
-    """Keep the root hook out of graphs, leave room for the graphs of the merged blocks, and have hooks looked at.
+    """Set torch.compile up for merged models: raise its limit of variants, and make it check hooks.
 
-    Done at the first install, not at import: it imports torch's compiler and triton, which takes seconds.
+    Done at the first `apply_toma`, not at import, because importing torch's compiler takes seconds.
 
     Args:
-        keep_out: marks what must not be part of any graph.
+        keep_out: marks the functions that must not be part of any graph.
     """
     import torch._dynamo
 
@@ -57,9 +57,9 @@ def prepare_compiler(keep_out: Callable[[], None]) -> None:
     # Compiled block by block, every kind of block needs up to three graphs for the first of its kind, one for the
     # others, and one outside the window. Stable Diffusion 1.5 has four kinds; torch gives up at 8 graphs by default.
     torch._dynamo.config.recompile_limit = max(GRAPHS_PER_BLOCK_CLASS, torch._dynamo.config.recompile_limit)
-    # By default code compiled for a module without hooks is used for one that has them: a block left alone would lend
-    # its code to the merged ones, and an unmerged model of the same class to the whole merged model. What is compiled
-    # from now on looks whether there are hooks; what was compiled before does not, and must go.
+    # By default torch.compile does not check hooks: code compiled for a block that is not merged would be used for
+    # merged ones, and that of an unmerged model for a merged model of the same class. What is compiled from now on
+    # checks them; what was compiled before does not, and is reset.
     torch._dynamo.config.skip_nnmodule_hook_guards = False
     torch.compiler.reset()
 
@@ -73,14 +73,14 @@ def compile_denoiser(
     has_hooks: bool = False,
     **options: Any,
 ) -> str:
-    """Have a denoiser compiled at its next calls. Returns the mode that was taken.
+    """Compile a denoiser at its next calls. Returns the mode that is used.
 
     Args:
         mode: `blocks`, `whole` or `graphs`.
-        blocks: what is compiled block by block.
-        obstacle: why the denoiser cannot be captured as CUDA graphs, if so. `blocks` is taken then, with a warning.
+        blocks: the modules to compile one by one in mode `blocks`.
+        obstacle: the reason why CUDA graphs are not possible, if any. Then `blocks` is used, with a warning.
         has_hooks: whether tokens are merged in it.
-        options: of `torch.compile`.
+        options: passed to `torch.compile`.
     """
     if mode not in MODES:
         raise UsageError(f"mode={mode!r} is not known: use one of {', '.join(map(repr, MODES))}.")
@@ -118,18 +118,12 @@ def undo_compile(model: nn.Module) -> None:
     """Run the model as it was before `compile_denoiser`."""
     for module in model.modules():
         module._compiled_call_impl = None
-    for hooks, with_kwargs in (
-        (model._forward_pre_hooks, model._forward_pre_hooks_with_kwargs),
-        (model._forward_hooks, model._forward_hooks_with_kwargs),
-    ):
-        for key in [key for key, hook in hooks.items() if isinstance(hook, (BeginReplay, KeepOutput))]:
-            del hooks[key]
-            with_kwargs.pop(key, None)
+    remove_hooks(model, lambda hook: isinstance(hook, (BeginReplay, KeepOutput)))
 
 
 @cache
 def _keep_hooks_out() -> None:
-    """Hooks of the whole model are called from compiled code, which would make graphs of them too."""
+    """Exclude these two hooks from graphs: hooks of the whole model are called from compiled code."""
     for hook in (BeginReplay, KeepOutput):
         hook.__call__ = torch.compiler.disable(hook.__call__)  # type: ignore[method-assign]
 

@@ -1,4 +1,4 @@
-"""Putting hooks into a model and taking them out again; the handle a user holds."""
+"""Installs hooks in a model and removes them again; the handle that `apply_toma` returns."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from toma_diffusion.hooks.compiler import compile_denoiser, prepare_compiler, undo_compile
-from toma_diffusion.hooks.sites import Arguments, Hook, Keywords
+from toma_diffusion.hooks.sites import Arguments, Hook, Keywords, remove_hooks
 from toma_diffusion.hooks.state import Call, MergeState
 from toma_diffusion.hooks.summary import BlockRecord, Summary, summarize
 
 
 @dataclass(eq=False)
 class Placement:
-    """A hook, and where it belongs: on whatever module the parent has under that name, or on the parent itself."""
+    """A hook and its place: the module of that name in the parent, or the parent itself."""
 
     parent: nn.Module
     name: str | None
@@ -36,10 +36,10 @@ class Placement:
             self.module.register_forward_hook(self.hook, with_kwargs=True)  # type: ignore[arg-type]
 
     def follow(self) -> None:
-        """Move the hook if the module was replaced since: LoRA wraps single layers in others, and unwraps them."""
+        """Move the hook if its module was replaced: LoRA wraps single layers, and unwraps them."""
         if not self._may_move or (target := self._target()) is self.module:
             return
-        _remove_hooks(self.module, lambda hook: hook is self.hook)
+        remove_hooks(self.module, lambda hook: hook is self.hook)
         self.module = target
         self.put()
 
@@ -49,24 +49,24 @@ class Placement:
 
 @dataclass(eq=False)
 class RootHook(Hook):
-    """Before every call of the denoiser: reads the call and sets the state. Never part of a compiled graph."""
+    """Runs before every call of the denoiser: reads the call and sets the state. Never part of a compiled graph."""
 
     state: MergeState
     read_call: Callable[[nn.Module, Arguments, Keywords], Call]
     check: Callable[[nn.Module], None]
-    """Raises if the model has been changed since in a way that does not go with merging."""
+    """Raises if the model was changed in a way that merging does not allow."""
     compiled_blocks: Callable[[nn.Module], list[nn.Module]]
-    """What is compiled block by block."""
+    """The modules that are compiled one by one in mode `blocks`."""
     graphs_obstacle: Callable[[nn.Module], str | None]
     """Why the model cannot be captured as CUDA graphs, if so."""
     records: list[BlockRecord] = field(default_factory=list)
     placements: list[Placement] = field(default_factory=list)
     is_compiled: bool = False
-    """Whether `handle.compile` was called, so that removing undoes it."""
+    """Whether `handle.compile` was called, so that `remove` must undo it."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        prepare_compiler(_keep_root_out)  # a model that was pickled may come to a process that has merged nothing yet
+        prepare_compiler(_keep_root_out)  # a pickled model may be loaded in a process that has not merged anything yet
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         """Forward pre-hook of the denoiser."""
@@ -78,9 +78,10 @@ class RootHook(Hook):
 
 
 class ToMAHandle:
-    """Token merging on one denoiser: switch it, inspect it, remove it. Also a context manager that removes at the end.
+    """Token merging on one denoiser: inspect it, switch it off and on, compile it, remove it.
 
-    All of its state lives in the model's hooks, so that a handle holds nothing but the model.
+    As a context manager it removes merging at the end of the `with` block. All state is in the model's hooks; a handle
+    holds nothing but the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -88,7 +89,7 @@ class ToMAHandle:
 
     @property
     def enabled(self) -> bool:
-        """Whether tokens are merged. Switching it off gives the original model's output bit for bit, cheaply."""
+        """Whether tokens are merged. If False, the output is that of the original model, bit for bit."""
         return self._root().state.enabled
 
     @enabled.setter
@@ -99,19 +100,20 @@ class ToMAHandle:
         state.enabled = bool(value)
 
     def begin(self, num_steps: int) -> None:
-        """Say that the next call of the denoiser begins a generation of `num_steps` steps.
+        """Set the number of steps of the generation that begins with the next call of the denoiser.
 
-        Needed where nothing else tells the number of steps: in a loop of your own over a denoiser, with a `window`.
-        Inside a diffusers pipeline the steps are read from its scheduler. What you say holds until `reset`.
+        A `window` needs it in a loop without a pipeline. Inside a diffusers pipeline, steps are read from its
+        scheduler. Valid until `reset`.
         """
         state = self._root().state
         state.steps.begin(num_steps)
         state.forget_choices()
 
     def step(self, index: int) -> None:
-        """Say that the calls of the denoiser from now on belong to this step, from 0.
+        """Set the step, counted from 0, that the following calls of the denoiser belong to.
 
-        Several calls in one step are passes over it: the two halves of guidance, tiles of a picture.
+        Several calls in one step are passes over it, such as the two halves of classifier-free guidance, or the tiles
+        of a large image.
         """
         self._root().state.steps.tell(index)
 
@@ -119,17 +121,17 @@ class ToMAHandle:
         """Compile the denoiser with its merging. The next generation compiles, which takes seconds to minutes.
 
         Args:
-            mode: `graphs` compiles the denoiser as a whole and captures it as CUDA graphs, one for each kind of step:
-                the fastest, and the longest to compile. Where graphs cannot be used (no GPU, offloading, a block
-                cache), it warns and takes `blocks`. `whole` compiles it as a whole. `blocks` compiles block by block:
-                blocks of one kind share their code, which compiles in seconds.
-            options: of `torch.compile`.
+            mode: `graphs` compiles the whole denoiser and captures it as CUDA graphs, one for each kind of step. This
+                is the fastest, and takes longest to compile. Where CUDA graphs are not possible (no GPU, offloading, a
+                block cache), it warns and uses `blocks`. `whole` compiles the whole denoiser without CUDA graphs.
+                `blocks` compiles block by block; blocks of one kind share their code, so this is quick.
+            options: passed to `torch.compile`.
 
         Returns:
-            The mode that was taken.
+            The mode that is used.
 
-        Another size of image, or another number of steps, needs no new call: a new size is compiled when it comes,
-        and a number of steps changes nothing. `remove` undoes it.
+        Call it once. A new image size is compiled when it first comes, the number of steps may change freely. `remove`
+        undoes it. See docs/compile.md.
         """
         root = self._root()
         undo_compile(self.model)
@@ -141,23 +143,23 @@ class ToMAHandle:
         return taken
 
     def reset(self) -> None:
-        """Forget all choices, and the steps that you told: the next call of the denoiser begins a new generation.
+        """Forget all choices, and what `begin` and `step` have set. The next call begins a new generation.
 
-        Rarely needed with a pipeline. The buffers stay where they are.
+        Rarely needed with a pipeline. Buffers are kept.
         """
         self._root().state.reset()
 
     def remove(self) -> None:
-        """Take all hooks out. The model is what it was before, bit for bit."""
+        """Remove all hooks, and undo `compile`. The model is what it was before, bit for bit."""
         root = self._root()
         if root.is_compiled:
             undo_compile(self.model)
         for placement in root.placements:
-            _remove_hooks(placement.module, lambda hook: isinstance(hook, Hook))
-        _remove_hooks(self.model, lambda hook: isinstance(hook, Hook))
+            remove_hooks(placement.module, lambda hook: isinstance(hook, Hook))
+        remove_hooks(self.model, lambda hook: isinstance(hook, Hook))
 
     def summary(self) -> Summary:
-        """What is merged, on which grids, how much it saves, and what is left alone and why. Print it."""
+        """What is merged, on which grids, how much it saves, and what is not merged and why. Print it."""
         root = self._root()
         return summarize(root.state, root.records)
 
@@ -197,13 +199,3 @@ def _keep_root_out() -> None:
 def find_root(model: nn.Module) -> RootHook | None:
     """The root hook of `model`, if tokens are merged in it."""
     return next((hook for hook in model._forward_pre_hooks.values() if isinstance(hook, RootHook)), None)
-
-
-def _remove_hooks(module: nn.Module, chosen: Callable[[object], bool]) -> None:
-    for hooks, with_kwargs in (
-        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
-        (module._forward_hooks, module._forward_hooks_with_kwargs),
-    ):
-        for key in [key for key, hook in hooks.items() if chosen(hook)]:
-            del hooks[key]
-            with_kwargs.pop(key, None)

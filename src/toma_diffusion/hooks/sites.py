@@ -28,13 +28,13 @@ class Hook:
 
 
 def never(keywords: Keywords) -> bool:
-    """Of a site that is always merged. A function of a module, so that hooks can be pickled."""
+    """For sites that are always merged. A named function, so that hooks can be pickled."""
     return False
 
 
 @dataclass(eq=False)
 class Site:
-    """One place of merging: which plan it uses, and when it is to be left alone."""
+    """One place where tokens are merged: which plan it uses, and when it must not be merged."""
 
     state: MergeState
     slot: Slot
@@ -43,21 +43,21 @@ class Site:
     """Whether a call with these keyword arguments must not be merged."""
 
     def plan(self, keywords: Keywords) -> Plan | None:
-        """The plan to use in this call, or None to leave the module alone."""
+        """The plan to use in this call, or None if the module is not merged."""
         if not self.state.active or self.leave_alone(keywords):
             return None
         plan = self.slot.plan
         return None if plan is None or plan.is_identity else plan
 
     def update(self, plan: Plan, tokens: Callable[[], Tensor]) -> None:
-        """Renew the plan if the schedule asks for it and no other site of the slot has come first in this call."""
+        """Update the plan if this is the first site of its slot in this call and the schedule says so."""
         if self.slot.awaits_tokens:
             self.slot.awaits_tokens = False
             if plan.wants(self.state.action):
                 plan.update(tokens(), self.state.action)
 
     def image_start(self, length: int, plan: Plan, merged: bool = False) -> int:
-        """Where the image begins in a sequence that ends with it: text may come before it."""
+        """Where the image begins in a sequence: text may come before it, reference images after it."""
         image_tokens = self.state.image_tokens or plan.grid.num_tokens
         return length - image_tokens + (plan.grid.num_tokens - plan.num_destinations if merged else 0)
 
@@ -67,7 +67,7 @@ class Site:
         return tokens.narrow(1, start, plan.grid.num_tokens)
 
     def merge(self, plan: Plan, tokens: Tensor) -> Tensor:
-        """Merge the image grid in a sequence [text, image, references]; the rest stays."""
+        """Merge the image grid in a sequence [text, image, references]; the rest is unchanged."""
         start = self.image_start(tokens.shape[1], plan)
         return _replace(tokens, 1, start, plan.grid.num_tokens, plan.merge)
 
@@ -77,7 +77,7 @@ class Site:
         return _replace(tokens, 1, start, plan.num_destinations, plan.unmerge)
 
     def unmerge_onto(self, whole: Tensor, plan: Plan, change: Tensor) -> Tensor:
-        """`whole` + the unmerged `change`; in one kernel where the sequence is the image alone."""
+        """`whole` + the unmerged `change`; in one kernel if the sequence is only the image."""
         if change.shape[1] == plan.num_destinations:
             return plan.unmerge(change, residual=whole)
         return whole + self.unmerge(plan, change)
@@ -113,7 +113,7 @@ class UpdatePlan(Hook):
     site: Site
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
-        """Renew the plan before the block."""
+        """Update the plan before the block."""
         plan = self.site.plan(kwargs)
         if plan is not None:
             tokens = get_hidden_states(args, kwargs)
@@ -176,7 +176,7 @@ class UnmergeOutput(Hook):
 
 @dataclass(eq=False)
 class Run:
-    """Consecutive blocks that stay merged together; X and M X are kept while they run."""
+    """Consecutive blocks that stay merged together. Holds X and M X while they run."""
 
     whole: Tensor | None = None
     merged: Tensor | None = None
@@ -184,7 +184,7 @@ class Run:
 
 @dataclass(eq=False)
 class EnterBlock(Hook):
-    """Forward pre-hook of a block in a run: the first one merges, all take the destinations' positions."""
+    """Forward pre-hook of a block in a run: the first one merges, all use the positions of the destinations."""
 
     site: Site
     run: Run
@@ -212,7 +212,7 @@ class EnterBlock(Hook):
 class LeaveBlock(Hook):
     """Forward hook of a block in a run: the last one returns X + U(blocks(M X) − M X).
 
-    Unmerging the change, not the result, keeps the full detail of whatever the blocks leave alone.
+    Unmerging the change, not the result, keeps the full detail of what the blocks do not change.
     """
 
     before = False
@@ -271,3 +271,14 @@ def _replace(tensor: Tensor, dim: int, start: int, length: int, change: Callable
         return change(tensor)
     before, part = tensor.narrow(dim, 0, start), tensor.narrow(dim, start, length)
     return torch.cat([before, change(part), tensor.narrow(dim, end, tensor.shape[dim] - end)], dim=dim)
+
+
+def remove_hooks(module: nn.Module, chosen: Callable[[object], bool]) -> None:
+    """Take the chosen forward hooks of a module out, without a trace."""
+    for hooks, with_kwargs in (
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+        (module._forward_hooks, module._forward_hooks_with_kwargs),
+    ):
+        for key in [key for key, hook in hooks.items() if chosen(hook)]:
+            del hooks[key]
+            with_kwargs.pop(key, None)

@@ -1,4 +1,4 @@
-"""What all hooks of one denoiser share: the settings, the plans, and what to do in the call under way."""
+"""What all hooks of one denoiser share: the settings, the plans, and what to do in the current call."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from toma_diffusion.hooks.step import StepCounter, Tick
 
 @dataclass(frozen=True)
 class Call:
-    """What an adapter reads off one call of the denoiser."""
+    """The facts about one call of the denoiser, which an adapter reads."""
 
     sample: Tensor
-    """The noisy input; its identity marks the step."""
+    """The noisy input. A new tensor may mean a new step."""
     conditioning: Tensor | None
-    """The text; its identity marks the pass."""
+    """The text. A new tensor may mean another pass over the step."""
     timestep: object = None
-    """As it was passed. Where it is a view into the scheduler's timesteps, it tells the step."""
+    """As it was passed. If it is a view into the scheduler's timesteps, the step is known exactly."""
     grids: dict[str, Grid] = field(default_factory=dict)
     """The image grid of every kind of block."""
     image_tokens: int | None = None
-    """Length of the image stream where it is longer than the grid (reference images come after it)."""
+    """Length of the image stream if it is longer than the grid, because reference images follow it."""
     joint: bool = False
-    """Whether one position table serves the whole batch, so that its samples must share their destinations."""
+    """Whether the whole batch has one position table, so that all samples must share their destinations."""
     block_by_block: str | None = None
-    """Why no run of blocks may stay merged in this call, if so."""
+    """The reason why runs of blocks cannot stay merged in this call, if any. They are merged block by block."""
     blocks_left_alone: str | None = None
-    """Why some module in a block must see all tokens in this call, if so. In `module` scope its site leaves it alone;
-    in the others nothing is merged."""
+    """The reason why a module needs all tokens in this call, if any. In `module` scope that module is not merged, in
+    the other scopes nothing is."""
 
 
 @dataclass(eq=False)
 class Slot:
-    """Where all sites that share a plan find it. An attribute and not a key of a dictionary: compiled block by block,
-    blocks that have plans of their own can then share their code."""
+    """Holds the plan that several sites share. It is an attribute, not a key of a dictionary, so that blocks with plans
+    of their own can share compiled code."""
 
     name: str
     kind: str
-    """Of the blocks it serves, whose grid the plan has."""
+    """The kind of its blocks. The plan has their grid."""
     make: Callable[..., Plan]
-    """Makes a plan from a grid, `batch_size`, `dtype`, `device` and `joint`; a later slot of a kind also gets the first
-    one's plan, `share_picks_with`."""
+    """Makes a plan from a grid, `batch_size`, `dtype`, `device` and `joint`. A later slot of a kind also gets the plan
+    of the first, as `share_picks_with`."""
     first_of_kind: Slot | None = None
-    """The first of several slots that blocks of one kind take in turn, if this is a later one."""
+    """The first slot of this kind, if blocks of one kind use several in turn and this is a later one."""
     plan: Plan | None = None
-    """That of the call under way."""
+    """The plan of the current call."""
     awaits_tokens: bool = False
-    """Whether none of its sites has run yet in this call: the plan is made from the tokens of the first that does.
-    Which one that is can change from call to call: skip-layer guidance leaves out blocks, IP-Adapter masks modules."""
+    """Whether none of its sites has run yet in this call. The plan is updated from the tokens of the first that runs,
+    which is not always the same: skip-layer guidance leaves out blocks, IP-Adapter masks leave out modules."""
 
 
 PlanKey = tuple[str, int, Grid, int, torch.dtype, torch.device, bool]
@@ -62,16 +62,15 @@ PlanKey = tuple[str, int, Grid, int, torch.dtype, torch.device, bool]
 
 @dataclass
 class MergeState:
-    """Mutable, one per denoiser, set before every call. Compiled code writes only a slot's `awaits_tokens`.
+    """The state of one denoiser, set before every call. Compiled code changes only `awaits_tokens` of a slot.
 
-    Sites that do not come first read `active`, not `action`: compiled block by block, they then need one graph and not
-    three.
+    Sites that do not come first read `active`, not `action`, so that they need one compiled graph instead of three.
     """
 
     config: Config
     steps: StepCounter
     slots: list[Slot] = field(default_factory=list)
-    """In the order in which their first sites run."""
+    """Ordered by their first sites."""
     enabled: bool = True
     active: bool = False
     """Whether anything is merged in this call."""
@@ -83,16 +82,16 @@ class MergeState:
     description: tuple[str, ...] = ()
     """What the method does, in lines for `summary()`."""
     notes: set[str] = field(default_factory=set)
-    """What calls had to do otherwise than configured, for `summary()`."""
+    """What calls had to do differently from the configuration, for `summary()`."""
     keeps_plans: bool = False
-    """Whether plans of earlier generations stay, because the denoiser is captured in CUDA graphs that read them."""
+    """Whether plans of earlier generations are kept, because CUDA graphs of the denoiser read them."""
 
     def __post_init__(self) -> None:
         self.schedule = Schedule.from_config(self.config)
         self._plans: dict[PlanKey, Plan] = {}
         self._used: set[PlanKey] = set()
         self._captured: set[PlanKey] = set()
-        """Plans that a CUDA graph reads, which somebody captured around the denoiser. They are never freed."""
+        """Plans that were used while a CUDA graph was captured around the denoiser. They are never freed."""
         self._last_tick: Tick | None = None
         self._was_open = False
         """Whether anything was merged in this generation."""
@@ -105,12 +104,12 @@ class MergeState:
 
     @property
     def current(self) -> dict[str, Plan]:
-        """The plans of the call under way, or of the last one, by the names of their slots."""
+        """The plans of the current or the last call, by the names of their slots."""
         return {slot.name: slot.plan for slot in self.slots if slot.plan is not None}
 
     @property
     def merges_nothing(self) -> bool:
-        """Whether all tokens stay, in every plan of the call under way, or of the last one."""
+        """Whether no plan of the current or the last call removes any token."""
         plans = self.current.values()
         return bool(plans) and all(plan.is_identity for plan in plans)
 
@@ -120,11 +119,11 @@ class MergeState:
         return sum(buffer.nbytes for plan in self._plans.values() for buffer in plan.buffers)
 
     def plan_of(self, kind: str) -> Plan | None:
-        """A plan of the call under way, or of the last one, for that kind of block."""
+        """A plan of the current or the last call for that kind of block."""
         return next((slot.plan for slot in self.slots if slot.kind == kind), None)
 
     def begin_call(self, model: nn.Module, call: Call) -> None:
-        """Set everything up for one call of the denoiser. Runs outside compiled code and waits for no device."""
+        """Set everything up for one call of the denoiser. Runs outside compiled code, and never waits for the GPU."""
         tick = self.steps.read(model, call.sample, call.conditioning, call.timestep)
         if tick.num_steps is None and self.config.window != (0.0, 1.0):
             raise RuntimeError(
@@ -153,14 +152,14 @@ class MergeState:
                 slot.plan.begin_call()
 
     def _begin_generation(self, tick: Tick) -> None:
-        """Plans of the last generation are used again, those of sizes no longer in use are freed."""
+        """Keep the plans that the last generation used, and free the others."""
         last = self._last_tick
         if last is not None and not self._was_open and not last.is_exact:
             counted = f"{last.step + 1} of {last.num_steps} steps were counted"
             self._warn_never_open(f"{counted}. Where that is wrong, call handle.begin(num_steps) and handle.step(i)")
         elif tick.num_steps is not None and not self.schedule.opens(tick.num_steps):
             self._warn_never_open(f"it covers none of the {tick.num_steps} step{'s' if tick.num_steps > 1 else ''}")
-        # A generation that ran while merging was switched off has nothing to tell.
+        # No warning about a generation that ran while merging was switched off.
         self._was_open = not self.enabled
         if not self.keeps_plans:
             kept = self._used | self._captured
@@ -177,7 +176,7 @@ class MergeState:
         )
 
     def forget_choices(self) -> None:
-        """Every plan chooses anew when it is next used, whatever the schedule says. Its buffers stay where they are."""
+        """Make every plan select again when it is next used. Its buffers are kept."""
         for plan in self._plans.values():
             plan.forget()
 
@@ -194,7 +193,7 @@ class MergeState:
             if slot.first_of_kind is not None:
                 first = (slot.first_of_kind.name, *key[1:])
                 shared = {"share_picks_with": self._plans[first]}
-            with torch.inference_mode(False):  # a buffer made in inference mode could not be updated outside it
+            with torch.inference_mode(False):  # buffers made in inference mode cannot be updated outside it
                 plan = slot.make(
                     grid,
                     batch_size=sample.shape[0],
@@ -203,10 +202,10 @@ class MergeState:
                     joint=call.joint,
                     **shared,
                 )
-            from torch._dynamo import mark_static_address  # imported at the first install, takes seconds before
+            from torch._dynamo import mark_static_address  # slow to import; `prepare_compiler` has done it
 
             for buffer in plan.buffers:  # so that compiled code may update it inside a CUDA graph
-                mark_static_address(buffer, guard=False)  # another pass has other buffers: no reason to compile again
+                mark_static_address(buffer, guard=False)  # another pass has other buffers, and must not compile again
             self._plans[key] = plan
         self._used.add(key)
         if sample.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -1,18 +1,18 @@
-"""Which step of which generation a call of the denoiser belongs to. No value of a tensor is ever read.
+"""Finds out which step of which generation a call of the denoiser belongs to. No value of a tensor is ever read.
 
-There are three sources, the first that is there counts:
+There are three sources. The first that is available counts:
 
-1. **You say it**, by `handle.begin(num_steps)` and `handle.step(i)`.
-2. **The scheduler that runs.** It belongs to the pipeline whose `__call__` is running, found on Python's stack, or else
-   to the pipeline that `apply_toma` got. Its position is known where the timestep of the call is a view into its
-   `timesteps` (the offset is the position), or where it counts by itself (`step_index`, `begin_index`). Calls at one
-   position are passes over one step: the two halves of guidance, tiles of a picture. A generation begins with new
-   timesteps, or when the position goes back.
-3. **The identity of tensors**, where there is no scheduler or it tells no position. A call is another pass over the
-   same step if it gets the same sample with a conditioning not seen in this step; with a scheduler, also if its sample
+1. **The user**, who calls `handle.begin(num_steps)` and `handle.step(i)`.
+2. **The scheduler of the running pipeline.** This is the pipeline whose `__call__` is on Python's stack, or else the
+   one that was passed to `apply_toma`. The position is known if the timestep of the call is a view into the
+   scheduler's `timesteps` (its offset is the position), or if the scheduler counts by itself (`step_index`,
+   `begin_index`). Calls at one position are passes over one step: the two halves of guidance, the tiles of an image.
+   A generation begins with new timesteps, or when the position goes back.
+3. **The identity of tensors**, if there is no scheduler, or its position is not known. A call is another pass over the
+   same step if it has the same sample with a conditioning not seen in this step; with a scheduler, also if its sample
    has another shape (skip-layer guidance). Anything else begins a new step, so that a plain loop counts every call.
-   Without a scheduler a new conditioning begins a new generation. With one, it does if all steps are done, or if the
-   old conditioning no longer exists.
+   Without a scheduler, a new conditioning begins a new generation. With one, it does so if all steps are done, or if
+   the old conditioning no longer exists.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from toma_diffusion.errors import UsageError
 DENOISERS = ("unet", "transformer")
 """Where diffusers pipelines keep their denoiser."""
 OWNERS = ("self", "components")
-"""Names of the local variable that holds a running pipeline: in a pipeline's own call, in a block of a modular one."""
+"""Names of the argument that holds the running pipeline: in the call of a pipeline, in a block of a modular one."""
 MOST_PASSES = 64
-"""More calls at one position than any pipeline makes: somebody calls the model at one timestep again and again."""
+"""More passes over one step than any pipeline makes. Beyond this, a loop is assumed that always uses one timestep."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Where a call stands."""
+    """The place of a call in its generation."""
 
     step: int
     """From 0, in this generation."""
     num_steps: int | None
-    """Steps of this generation, where anything tells."""
+    """Steps of this generation, if known."""
     ordinal: int
     """Which pass over the step this is, from 0."""
     is_exact: bool
-    """Whether the step was told or read from a scheduler, and not inferred from the identity of tensors."""
+    """Whether the step was set by the user or read from a scheduler, not inferred from the identity of tensors."""
 
     @property
     def begins(self) -> bool:
@@ -73,7 +73,7 @@ class StepCounter:
         return self._pipeline is not None and self._pipeline() is not None
 
     def reset(self) -> None:
-        """Forget everything, also what was told: the next call begins a new generation."""
+        """Forget everything, also what the user has set: the next call begins a new generation."""
         self._told_num_steps: int | None = None
         self._told_step: int | None = None
         self._restart()
@@ -122,7 +122,7 @@ class StepCounter:
         self._last = -1
         """Position of the last call."""
         self._is_assumed = False
-        """Whether that position was not known but assumed, because the scheduler had not begun to count."""
+        """Whether that position was assumed, because the scheduler had not begun to count."""
         self._passes: list[tuple[_Identity, _Identity, tuple[int, ...]]] = []
         self._timesteps = _Identity(None)
         self._conditioning = _Identity(None)
@@ -136,8 +136,8 @@ class StepCounter:
     def _count_steps(self, running: Any, timesteps: Any) -> int | None:
         if timesteps is None:
             return self._told_num_steps
-        # A pipeline that is running notes how many steps it makes: fewer where it starts late or ends early. What one
-        # that is not running has noted may be of an earlier generation.
+        # A running pipeline knows how many steps it makes: fewer if it starts late or ends early. The number of a
+        # pipeline that is not running may be from an earlier generation.
         noted = getattr(running, "num_timesteps", None)
         return noted if isinstance(noted, int) and noted > 0 else len(timesteps) - (self._first or 0)
 
@@ -154,7 +154,7 @@ class StepCounter:
             self._step, self._first = 0, position
         elif position > self._last:
             if self._is_assumed:
-                self._first = position - 1  # only now it is known where the first step was
+                self._first = position - 1  # now the position of the first step is known
             self._step = position - (self._first or 0)
             self._passes.clear()
         self._last, self._is_assumed = position, is_assumed
@@ -176,7 +176,7 @@ class StepCounter:
         if timesteps is None:
             return self._told_num_steps is None or self._step + 1 >= self._told_num_steps
         is_exhausted = num_steps is not None and self._step + 1 >= num_steps
-        # A batch that changes with its conditioning is guidance cut off half-way, not a new generation.
+        # If the batch size changes together with the conditioning, guidance has ended early; it is no new generation.
         return is_exhausted or (self._conditioning.is_gone and tuple(sample.shape) == self._passes[0][2])
 
     def _is_new_step(self, sample: Tensor, conditioning: Tensor | None, *, is_scheduled: bool) -> bool:
@@ -198,8 +198,8 @@ class StepCounter:
 def running_pipeline(model: nn.Module) -> Any:
     """The pipeline that is running and has `model` for its denoiser; None if there is none.
 
-    It is looked for on Python's stack: a function `__call__` whose `self`, or whose `components`, has a scheduler and
-    this model. Nothing else tells which of several pipelines that share a model is at work.
+    It is searched for on Python's stack: a function `__call__` whose argument `self` or `components` has a scheduler
+    and this model. There is no other way to know which of several pipelines that share a model is running.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -220,14 +220,14 @@ def _holds(owner: Any, model: nn.Module) -> bool:
 
 
 def _position(scheduler: Any, timesteps: Any, timestep: Any) -> tuple[int, bool] | None:
-    """Where a call stands among the scheduler's timesteps, and whether that is only assumed; None if nothing tells."""
+    """The position of a call among the scheduler's timesteps, and whether it is assumed. None if it is not known."""
     if (offset := _offset(timesteps, timestep)) is not None:
         return offset, False
     if not hasattr(scheduler, "step_index"):
         return None
     if isinstance(scheduler.step_index, int):
         return scheduler.step_index, False
-    begin = getattr(scheduler, "begin_index", None)  # most schedulers begin to count with their first step
+    begin = getattr(scheduler, "begin_index", None)  # most schedulers begin to count at their first step
     return (begin, False) if isinstance(begin, int) else (0, True)
 
 

@@ -1,4 +1,4 @@
-"""What a handle tells about itself."""
+"""The summary of a handle: what is merged, and what is not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BlockRecord:
     merged: tuple[str, ...]
     """The modules merged, or the block itself."""
     merges: int
-    """How often tokens are merged and unmerged in it; in a run of blocks only in the first."""
+    """How often tokens are merged and unmerged in it. In a run of blocks it is counted in the first."""
     left_alone: str | None
     """Why nothing in it is merged, if so."""
 
@@ -42,14 +42,14 @@ class KindSummary:
     sites: int
     grid: str
     tokens_before: int | None
-    """None as long as the denoiser has not been called."""
+    """None before the first call of the denoiser."""
     tokens_after: int | None
     regions: str
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Printable: `print(handle.summary())`, or give it to a rich console."""
+    """What is merged. `print(handle.summary())` shows it as a table."""
 
     config: Config
     enabled: bool
@@ -57,19 +57,19 @@ class Summary:
     left_alone: tuple[tuple[str, str], ...]
     """Blocks that are not merged, and why."""
     notes: tuple[str, ...]
-    """What calls had to do otherwise than configured."""
+    """What calls had to do differently from the configuration."""
     description: tuple[str, ...]
-    """What the method does, in lines."""
+    """What the method does, line by line."""
     backend: str | None
-    """What ran the operators: `torch`, `triton` or `torch+triton`; None as long as the denoiser has not been called."""
+    """What ran the operators: `torch`, `triton` or `torch+triton`. None before the first call of the denoiser."""
     fallbacks: tuple[str, ...]
-    """Which operators ran in plain torch although kernels were asked for, and why."""
+    """Operators that ran in plain torch although kernels were requested, and why."""
     plan_bytes: int
     """Memory held by the plans."""
     multiplications: float | None
-    """Of all transformer blocks in one step, by the paper's formula, without merging. Known for ToMA alone."""
+    """In all transformer blocks, in a step without merging, by the paper's formula. None for other methods."""
     merged_multiplications: float | None
-    """With merging, the plans' own cost included, spread over their schedule."""
+    """The same in a step with merging, including the cost of the plans, averaged over their schedule."""
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -109,7 +109,7 @@ class Summary:
 
 
 def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
-    """Build the summary from what was installed and what was last seen."""
+    """Build the summary from the installed hooks and the last call."""
     records = list(records)
     merged = [record for record in records if record.left_alone is None]
     kinds = []
@@ -160,7 +160,7 @@ def _empty_plans(state: MergeState) -> set[str]:
 
 
 def _multiplications(records: list[BlockRecord], state: MergeState) -> tuple[float | None, float | None]:
-    """Of all blocks in one step, without and with merging. Blocks whose kind has no plan yet are not counted."""
+    """Multiplications in all blocks in one step, without and with merging. Kinds without a plan yet are not counted."""
     before = after = 0.0
     for record in records:
         plan = state.plan_of(record.kind)

@@ -1,4 +1,4 @@
-"""The methods, one a file: ToMA, and ToMeSD, ToFu and ToDo to compare it with."""
+"""The methods, one per file: ToMA, and ToMeSD, ToFu and ToDo to compare it with."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def named_config(name: str, overrides: Mapping[str, Any]) -> Config:
 
 
 def resolve_config(given: Config | str | None, overrides: Mapping[str, Any], defaults: Mapping[str, Any]) -> Config:
-    """The settings that a user means.
+    """The settings that `apply_toma` uses.
 
     Args:
-        given: a configuration, taken as it is; or the name of a preset or method; or None for `ToMAConfig()`.
+        given: a configuration, used as it is; or the name of a preset or method; or None for `ToMAConfig()`.
         overrides: fields to replace.
-        defaults: of the model family. They fill the fields that neither the user nor a configuration has set.
+        defaults: of the model family, for fields that the user did not set.
     """
     if isinstance(given, Config):
         return type(given).from_dict(given.to_dict() | dict(overrides))

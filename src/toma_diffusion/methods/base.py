@@ -1,4 +1,4 @@
-"""What a method is: it turns a configuration, the blocks of a model and the state into hooks, plans and a summary."""
+"""A method turns a configuration and the blocks of a model into hooks, plans and a description."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Placed = tuple[list[Placement], list[BlockRecord]]
 
 
 class Method(ABC, Generic[ConfigT]):
-    """One method. It holds no state: what lasts from step to step lives in the slots of `MergeState`."""
+    """One method. It has no state: what is kept from step to step is in the slots of `MergeState`."""
 
     name: ClassVar[str]
-    """As a user writes it."""
+    """As the user writes it."""
     config_class: ClassVar[type[Any]]
-    """Its settings. Every class of settings belongs to one method."""
+    """The class of its settings. Every method has its own."""
 
     @abstractmethod
     def place(self, config: ConfigT, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
-        """Put the method into a model.
+        """Make the hooks of the method for a model.
 
         Args:
             blocks: of the model, in the order in which they run.
@@ -39,29 +39,29 @@ class Method(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def describe(self, config: ConfigT) -> list[str]:
-        """What is done, in lines for `summary()`."""
+        """What the method does, line by line, for `summary()`."""
 
 
 class PerBlockMethod(Method[ConfigT]):
-    """A method in which every block has a plan of its own, made anew in every call."""
+    """A method in which every block has a plan of its own, computed in every call."""
 
     reads_blocks: ClassVar[bool] = True
-    """Whether the plan is made from the tokens that come into the block."""
+    """Whether the plan is computed from the tokens that enter the block."""
 
     @abstractmethod
     def plans(self, config: ConfigT, blocks: list[Block]) -> list[Callable[..., Plan]]:
-        """For every block what makes its plan, from a grid, `batch_size`, `dtype`, `device` and `joint`."""
+        """For every block a function that makes its plan, from a grid, `batch_size`, `dtype`, `device` and `joint`."""
 
     @abstractmethod
     def left_alone(self, config: ConfigT, blocks: list[Block]) -> dict[int, str]:
-        """By index the blocks that the method does not act in, and why. Raises where it cannot act at all."""
+        """By index, the blocks that the method does not merge, and why. Raises if it cannot be applied at all."""
 
     def hooks(self, spec: SiteSpec, site: Site) -> list[tuple[str, Hook]]:
-        """What acts at one place of a block, each with the name of its module inside the block."""
+        """The hooks at one place of a block, each with the name of its module inside the block."""
         return spec.hooks(site)
 
     def place(self, config: ConfigT, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
-        """Hooks at the chosen sites of every block that is not left alone."""
+        """Hooks at the chosen sites of every block that is merged."""
         placements: list[Placement] = []
         records = []
         reasons = self.left_alone(config, blocks) | reasons
@@ -83,7 +83,7 @@ class PerBlockMethod(Method[ConfigT]):
 def relative_levels(blocks: list[Block]) -> list[int]:
     """How often the grid of every block was halved since the first that has any attention.
 
-    SDXL has none at its highest resolution: counted from there, methods that act at the highest level would not act.
+    SDXL has none at its highest resolution. Counted from there, methods that act at the highest level would do nothing.
     """
     first = min((block.level for block in blocks), default=0)
     return [block.level - first for block in blocks]

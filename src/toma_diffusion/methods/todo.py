@@ -18,14 +18,14 @@ from toma_diffusion.methods.base import PerBlockMethod, relative_levels
 
 
 class ToDo(PerBlockMethod[ToDoConfig]):
-    """Queries whole, keys and values from a smaller grid."""
+    """Queries from all tokens, keys and values from a smaller grid."""
 
     name = "todo"
     config_class = ToDoConfig
     reads_blocks = False
 
     def left_alone(self, config: ToDoConfig, blocks: list[Block]) -> dict[int, str]:
-        """Blocks of a lower resolution. Refuses joint attention."""
+        """Blocks of a lower resolution. Raises for joint attention."""
         joint = [block.name for block in blocks if block.stream is not None]
         if joint:
             raise UsageError(
@@ -37,12 +37,12 @@ class ToDo(PerBlockMethod[ToDoConfig]):
         return {index: "level without a factor" for index, level in enumerate(levels) if level >= len(config.factors)}
 
     def plans(self, config: ToDoConfig, blocks: list[Block]) -> list[Callable[..., Plan]]:
-        """By level."""
+        """The factor depends on the level."""
         by_level = dict(enumerate(config.factors))
         return [partial(DownsamplePlan, factor=by_level.get(level, 1)) for level in relative_levels(blocks)]
 
     def hooks(self, spec: SiteSpec, site: Site) -> list[tuple[str, Hook]]:
-        """One before self-attention."""
+        """A hook before self-attention."""
         return [(spec.name, DownsampleKeys(site))]
 
     def describe(self, config: ToDoConfig) -> list[str]:
@@ -52,7 +52,7 @@ class ToDo(PerBlockMethod[ToDoConfig]):
 
 
 class DownsamplePlan(Plan):
-    """Every n-th row and column of a grid, in row-major order. On sides that n does not divide, the rows nearest."""
+    """Every n-th row and column of a grid, in row-major order. If n does not divide a side, the nearest rows."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class DownsamplePlan(Plan):
 
     @property
     def num_destinations(self) -> int:
-        """Tokens that keys and values are made from."""
+        """Number of tokens that keys and values are computed from."""
         return self.height * self.width
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The indices that stay."""
+        """The indices of the tokens that are kept."""
         return [self.positions]
 
     def describe(self) -> str:
@@ -86,27 +86,27 @@ class DownsamplePlan(Plan):
         return f"keys and values of {self.height}×{self.width}"
 
     def merge(self, tokens: Tensor) -> Tensor:
-        """The tokens that stay."""
+        """The tokens that are kept."""
         return tokens.index_select(1, self.positions)
 
     def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Queries are whole, and so is what comes of them."""
+        """Nothing to restore: there is a query for every token."""
         return merged if residual is None else residual + merged
 
     def gather(self, table: Tensor) -> Tensor:
-        """The rows of the tokens that stay."""
+        """The rows of the tokens that are kept."""
         return table.index_select(0, self.positions)
 
 
 @dataclass(eq=False)
 class DownsampleKeys(Hook):
-    """Forward pre-hook of self-attention: keys and values are made from fewer tokens, by way of the argument in which
+    """Forward pre-hook of self-attention: passes fewer tokens for keys and values, in the argument in which
     cross-attention gets its text."""
 
     site: Site
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
-        """Pass the smaller grid along with the whole one."""
+        """Pass the smaller grid in addition to all tokens."""
         plan = self.site.plan(kwargs)
         if plan is None:
             return None

@@ -23,7 +23,7 @@ class ToFu(ToMeSD):
     config_class = ToFuConfig
 
     def plans(self, config: ToFuConfig, blocks: list[Block]) -> list[Callable[..., Plan]]:  # type: ignore[override]
-        """Some prune, some merge."""
+        """The first ones prune, the others merge."""
         beyond = [index for index in config.prune_blocks or () if index >= len(blocks)]
         if beyond:
             raise UsageError(
@@ -37,7 +37,7 @@ class ToFu(ToMeSD):
         ]
 
     def describe(self, config: ToFuConfig) -> list[str]:  # type: ignore[override]
-        """Where tokens are pruned and where merged."""
+        """Which blocks prune and which merge."""
         pruned = f"the first {config.prune_share:.0%} of the blocks"
         if config.prune_blocks is not None:
             pruned = f"blocks {', '.join(map(str, config.prune_blocks))}" if config.prune_blocks else "no block"
@@ -45,14 +45,14 @@ class ToFu(ToMeSD):
 
 
 class FusionPlan(MatchingPlan):
-    """The matching of ToMeSD, with sources that are either pruned or merged without a loss of length."""
+    """The matching of ToMeSD, with sources that are either pruned or merged by MLERP."""
 
     def __init__(self, grid: Grid, *, prune: bool, **settings: Any) -> None:
         super().__init__(grid, **settings)
         self.prune = prune
 
     def merge(self, tokens: Tensor) -> Tensor:
-        """Every destination stands for its sources: as it is, or fused with them."""
+        """Every destination represents its sources: as it is, or merged with them."""
         origins, members, targets, _ = self._matched()
         kept = take(tokens, origins)
         return kept if self.prune else mlerp(kept, take(tokens, members), expand(targets, tokens))

@@ -24,7 +24,7 @@ class ToMA(Method[ToMAConfig]):
     config_class = ToMAConfig
 
     def place(self, config: ToMAConfig, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
-        """By scope."""
+        """The hooks depend on the scope."""
         if config.scope != "module" and config.sites != SITES:
             raise UsageError(
                 f"sites={config.sites} counts only in scope 'module'; scope={config.scope!r} merges whole blocks. "
@@ -36,7 +36,7 @@ class ToMA(Method[ToMAConfig]):
         return placed
 
     def describe(self, config: ToMAConfig) -> list[str]:
-        """How tokens are chosen, and when."""
+        """How destinations are selected, and when."""
         lines = [f"destinations by {config.selection}, {config.assign} assignment, unmerged by {config.unmerge}"]
         if config.min_tokens:
             lines.append(f"grids of fewer than {config.min_tokens} tokens left whole")
@@ -93,7 +93,7 @@ def _around_blocks(config: ToMAConfig, blocks: list[Block], reasons: dict[int, s
 
 
 def _site(config: ToMAConfig, state: MergeState, block: Block, number: int, spec: SiteSpec | None = None) -> Site:
-    """A site of the block that is the `number`-th of its kind. A kind shares one plan, or takes several in turn."""
+    """A site of the block that is the `number`-th of its kind. A kind shares one plan, or uses several in turn."""
     turn = number % config.num_plans
     name = block.kind if turn == 0 else f"{block.kind}, plan {turn + 1}"
     slot = next((slot for slot in state.slots if slot.name == name), None)
@@ -105,7 +105,7 @@ def _site(config: ToMAConfig, state: MergeState, block: Block, number: int, spec
 
 
 def _note_missing_plans(config: ToMAConfig, state: MergeState) -> None:
-    """Say where there are not enough blocks, or runs of blocks, to take `num_plans` in turn."""
+    """Add a note where there are fewer blocks, or runs of blocks, than `num_plans`."""
     takers = "runs of blocks" if config.scope == "stage" else "merged blocks"
     for kind in state.kinds:
         found = sum(slot.kind == kind for slot in state.slots)

@@ -28,7 +28,7 @@ class ToMeSD(PerBlockMethod[ToMeSDConfig]):
         return {index: reason for index, level in enumerate(levels) if 2**level > config.max_downsample}
 
     def plans(self, config: ToMeSDConfig, blocks: list[Block]) -> list[Callable[..., Plan]]:
-        """All take their random cells from one generator, in the order in which they run."""
+        """All blocks use one random generator, in the order in which they run."""
         return [partial(MatchingPlan, config=config, sampler=CellSampler(config.seed))] * len(blocks)
 
     def describe(self, config: ToMeSDConfig) -> list[str]:
@@ -37,14 +37,14 @@ class ToMeSD(PerBlockMethod[ToMeSDConfig]):
 
 
 def describe_matching(config: ToMeSDConfig) -> list[str]:
-    """How tokens are matched, in lines for the summary."""
+    """How tokens are matched, line by line, for the summary."""
     height, width = config.cell
     where = "at random" if config.random else "the top left"
     return [f"one destination in each cell of {height}×{width}, {where}", "matched anew in every block"]
 
 
 class CellSampler:
-    """Random numbers from a generator of their own, which starts over with every generation."""
+    """Random numbers from a separate generator, which starts again with every generation."""
 
     def __init__(self, seed: int | None) -> None:
         self.seed = seed
@@ -54,7 +54,7 @@ class CellSampler:
         return CellSampler(self.seed)
 
     def forget(self) -> None:
-        """Start over at the next draw."""
+        """Start again with the next numbers."""
         self._generator = None
 
     def below(self, limit: int, count: int, device: torch.device) -> Tensor:
@@ -110,12 +110,12 @@ class MatchingPlan(Plan):
 
     @property
     def num_destinations(self) -> int:
-        """N − r: tokens of a sample after merging, sources that stay among them."""
+        """N − r: tokens of a sample after merging, including the sources that are kept."""
         return self.grid.num_tokens - self.num_removed
 
     @property
     def buffers(self) -> list[Tensor]:
-        """What the sampler are written to."""
+        """The random destinations."""
         return [self.offsets]
 
     def describe(self) -> str:
@@ -127,7 +127,7 @@ class MatchingPlan(Plan):
         return f"{self.num_cells} cells of {height}×{width}{fixed}"
 
     def begin_call(self) -> None:
-        """Draw the destinations. A CUDA graph that is being captured keeps those of the call before."""
+        """Choose random destinations. While a CUDA graph is captured, those of the last call are kept."""
         if self.random and not (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             height, width = self.config.cell
             self.offsets.copy_(self.sampler.below(height * width, self.num_cells, self.device))
@@ -137,7 +137,7 @@ class MatchingPlan(Plan):
         return not self.is_identity
 
     def forget(self) -> None:
-        """The sampler start over."""
+        """Start the random numbers again."""
         self.sampler.forget()
 
     def update(self, tokens: Tensor, action: Action) -> None:
@@ -165,13 +165,13 @@ class MatchingPlan(Plan):
         return take(tokens, origins).scatter_reduce(1, targets, take(tokens, members), reduce="mean")
 
     def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Every source gets a copy of what its destination has."""
+        """Every source gets a copy of its destination."""
         *_, rows = self._matched()
         tokens = take(merged, rows)
         return tokens if residual is None else residual + tokens
 
     def gather(self, table: Tensor) -> Tensor:
-        """The rows of the sources that stay and of the destinations: [N, ...] -> [D, ...], or [B, D, ...]."""
+        """The rows of the sources that are kept and of the destinations: [N, ...] -> [D, ...], or [B, D, ...]."""
         origins, *_ = self._matched()
         return table[origins[0] if self.joint else origins]
 

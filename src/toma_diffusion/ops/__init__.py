@@ -1,12 +1,12 @@
 """The operators of token merging: tensors in, tensors out.
 
-What chooses destinations and weights is a `torch.library` operator with a fake implementation: `torch.compile` passes
-over it without unrolling its loop. Similarity is one too, so that compiled and eager code round it alike: cosines tie
-by nature, and a tie that rounding breaks the other way changes every later pick. They are registered with
-`Library.define`, not `custom_op`: a call then costs 1 µs over a plain function, not 10 µs (CPU, torch 2.13). They carry
-no gradient: the choice is a constant to it. `merge` and `unmerge` are plain torch, into which a compiler may look.
+Selection and weights are `torch.library` operators with a fake implementation, so that `torch.compile` does not unroll
+their loops. Similarity is one too, so that compiled and eager code round it alike: cosines often tie, and a tie that is
+broken differently changes every later pick. They are registered with `Library.define`, not `custom_op`, because a call
+then costs 1 µs more than a plain function, not 10 µs (CPU, torch 2.13). They have no gradient: the selection is treated
+as a constant. `merge` and `unmerge` are plain torch, which a compiler can fuse.
 
-`triton_*.py` are the same on NVIDIA GPUs, for all regions of a grid at once; `backend.py` says when they run.
+`triton_*.py` do the same on NVIDIA GPUs, for all regions of a grid at once; `backend.py` decides when they run.
 """
 
 from __future__ import annotations

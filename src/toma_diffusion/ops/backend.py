@@ -1,4 +1,4 @@
-"""Which implementation of the operators runs on a device, and why not another."""
+"""Chooses the implementation of the operators for a device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 
 OLDEST_GPU = (7, 0)
-"""Compute capability that Triton asks for."""
+"""The lowest compute capability that Triton supports."""
 LARGEST_SELECTED = 128
 """Tokens of a region up to which one kernel computes the similarity and chooses: 128² float32 in 8 warps' registers
 are 64 a thread."""
@@ -20,7 +20,7 @@ LARGEST_WEIGHED = 128
 
 @cache
 def choose_backend(asked: str, device: torch.device, dtype: torch.dtype) -> str:
-    """`torch` or `triton`, for what was `asked`. Says so, once, where that is slower than it might be."""
+    """`torch` or `triton`, for the requested backend. Warns once if `triton` was expected and cannot run."""
     if asked == "torch" or (asked == "auto" and device.type != "cuda"):
         return "torch"
     reason = _why_not_triton(device, dtype)

@@ -1,7 +1,7 @@
-"""The paper in plain torch: the truth that faster implementations are tested against.
+"""The paper in plain torch: the reference that faster implementations are tested against.
 
 Symbols as in the paper: X tokens, T destinations, S cosine similarity, c coverage, A merge weights, M = A / row sums.
-A leading dimension B batches whatever is independent: samples, or samples × regions.
+A leading dimension B is a batch of independent items: samples, or samples × regions.
 
 Similarities, softmax and row sums are computed in float32 (float64 for float64 tokens), matrix products with tokens in
 the tokens' own dtype: pass float32 for the truth, half precision to see what plain torch makes of it.
@@ -137,8 +137,8 @@ def _norm(tokens: Tensor) -> Tensor:
 
 
 def _products(left: Tensor, right: Tensor) -> Tensor:
-    """In float32 or better. Products of half-precision numbers are exact in float32, so a GPU's matrix units may make
-    them; converting both sides first would put 30 times slower units to work."""
+    """In float32 or better. Products of half-precision numbers are exact in float32, so a GPU's matrix units can
+    compute them. Converting both sides first would be 30 times slower."""
     if left.is_cuda and left.dtype in (torch.float16, torch.bfloat16):
         return torch.bmm(left, right, out_dtype=torch.float32)
     dtype = torch.promote_types(left.dtype, torch.float32)

@@ -1,8 +1,8 @@
 """The operators on all regions of a grid at once: the only place that chooses between plain torch and the kernels.
 
 Every operator takes `backend`, `torch` or `triton`, and a `tiling`: the grid's width, and a region's height and width.
-Kernels read tiles in place; plain torch cuts them out and puts them back. Where a kernel cannot do what is asked, plain
-torch does it, and `backends` says so.
+Kernels read tiles in place; plain torch reorders the tokens. Where a kernel cannot run, plain torch is used, and
+`backends` gives the reason.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from toma_diffusion.ops.backend import LARGEST_SELECTED, LARGEST_WEIGHED
 Tiling = tuple[int, int, int]
 
 LARGEST_UNROLLED = 8
-"""Tokens of a region up to which compiled code writes the sums out, so that the compiler can fuse them with the norms,
-gates and residuals around them; a matrix product it cannot."""
+"""Up to this size of a region, compiled code writes the sums out, so that the compiler can fuse them with norms, gates
+and residuals, which it cannot do with a matrix product."""
 
 
 class Backend(NamedTuple):
@@ -29,7 +29,7 @@ class Backend(NamedTuple):
     name: str
     """`torch` or `triton`."""
     reason: str = ""
-    """Why not the kernel, where there is one and it was asked for."""
+    """Why it is not the kernel, if a kernel was requested."""
 
 
 def backends(backend: str, select_size: int, assign_size: int, assign_count: int) -> dict[str, Backend]:
