@@ -67,13 +67,13 @@ class TestByIdentity:
         assert [read(counter, latent()).step for _ in range(3)] == [0, 1, 2]
 
 
-class TestTold:
+class TestGiven:
     def test_steps_and_passes(self):
         counter = StepCounter()
         counter.begin(3)
         ticks = []
         for step in range(3):
-            counter.tell(step)
+            counter.set_step(step)
             ticks += [read(counter, latent()) for _ in range(2)]
         assert places(ticks) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
         assert {tick.num_steps for tick in ticks} == {3}
@@ -90,7 +90,7 @@ class TestTold:
         counter = StepCounter()
         for _ in range(2):
             for step in range(2):
-                counter.tell(step)
+                counter.set_step(step)
                 tick = read(counter, latent())
                 assert (tick.step, tick.ordinal, tick.begins) == (step, 0, step == 0)
 
@@ -98,7 +98,7 @@ class TestTold:
         pipe = pipeline(20)
         counter = StepCounter(pipe)
         counter.begin(5)
-        counter.tell(3)
+        counter.set_step(3)
         tick = read(counter, latent())
         assert (tick.step, tick.num_steps) == (3, 5)
 
@@ -119,7 +119,7 @@ class TestTold:
         counter = StepCounter()
         counter.begin(4)
         with pytest.raises(UsageError, match=rf"step={value!r} is not allowed.*from 0 to 3 after begin\(4\)"):
-            counter.tell(value)
+            counter.set_step(value)
 
 
 class TestByTimestep:

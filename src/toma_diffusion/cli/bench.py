@@ -40,7 +40,7 @@ def bench(
     modes: Annotated[
         str, typer.Option(help="eager, compiled, graph (CUDA graphs). Default: all on a GPU, eager on a CPU.")
     ] = "",
-    compile: Annotated[str, typer.Option(help="block, whole, or none (then graph replays eager kernels).")] = "block",
+    compile: Annotated[str, typer.Option(help="block, whole, graphs (whole, as CUDA graphs), or none.")] = "block",
     steps: Annotated[int, typer.Option(help="Denoiser calls in a run.")] = 20,
     repeats: Annotated[int, typer.Option(help="Runs; the median counts.")] = 5,
     bounds: Annotated[

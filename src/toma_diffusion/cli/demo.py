@@ -111,7 +111,7 @@ def _what_to_look_at(grid: Path, page: Path) -> list[str]:
         "time, median over the images; the others = distance to the baseline's image (↑ higher is closer, ↓ lower).",
         f"{DEFAULT_PRESET} is the default of apply_toma(pipe). fast is the fastest preset.",
         "This model is small: fewer steps without merging would give images closer to the baseline than fast does, in "
-        "the same time. Merging pays off on large models, such as SDXL and Flux.",
+        "the same time. Merging saves more time on large models, such as SDXL and Flux: see docs/speed.md.",
     ]
 
 

@@ -45,7 +45,7 @@ def _fail(message: str, error: Exception) -> NoReturn:
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name. Without a name, a GPU if there is one."""
+    """The device of that name. If the name is empty, a GPU if there is one."""
     import torch
 
     try:

@@ -49,7 +49,7 @@ def head_of_package() -> str:
     # An installed copy may lie inside another project's checkout, whose commit would say nothing.
     for command in (["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "--short", "HEAD"]):
         try:
-            told = subprocess.run(["git", *command], cwd=package, capture_output=True, text=True, check=True)
+            result = subprocess.run(["git", *command], cwd=package, capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError):
             return "unknown"
-    return told.stdout.strip()
+    return result.stdout.strip()

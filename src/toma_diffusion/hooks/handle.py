@@ -115,7 +115,7 @@ class ToMAHandle:
         Several calls in one step are passes over it, such as the two halves of classifier-free guidance, or the tiles
         of a large image.
         """
-        self._root().state.steps.tell(index)
+        self._root().state.steps.set_step(index)
 
     def compile(self, mode: str = "graphs", **options: Any) -> str:
         """Compile the denoiser with its merging. The next generation compiles, which takes seconds to minutes.

@@ -158,7 +158,8 @@ class MergeState:
             counted = f"{last.step + 1} of {last.num_steps} steps were counted"
             self._warn_never_open(f"{counted}. Where that is wrong, call handle.begin(num_steps) and handle.step(i)")
         elif tick.num_steps is not None and not self.schedule.opens(tick.num_steps):
-            self._warn_never_open(f"it covers none of the {tick.num_steps} step{'s' if tick.num_steps > 1 else ''}")
+            steps = "1 step" if tick.num_steps == 1 else f"{tick.num_steps} steps"
+            self._warn_never_open(f"no step of a generation of {steps} lies inside it")
         # No warning about a generation that ran while merging was switched off.
         self._was_open = not self.enabled
         if not self.keeps_plans:
@@ -172,7 +173,7 @@ class MergeState:
             return
         self._has_warned = True
         warnings.warn(
-            f"a generation was not merged at all: window={self.config.window} never opened, {reason}.", stacklevel=2
+            f"a generation was not merged at all: window={self.config.window} never opened ({reason}).", stacklevel=2
         )
 
     def forget_choices(self) -> None:

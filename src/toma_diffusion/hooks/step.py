@@ -74,8 +74,8 @@ class StepCounter:
 
     def reset(self) -> None:
         """Forget everything, also what the user has set: the next call begins a new generation."""
-        self._told_num_steps: int | None = None
-        self._told_step: int | None = None
+        self._given_num_steps: int | None = None
+        self._given_step: int | None = None
         self._restart()
 
     def begin(self, num_steps: int) -> None:
@@ -83,26 +83,26 @@ class StepCounter:
         if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
             raise UsageError(f"num_steps={num_steps!r} is not allowed: it must be a whole number of 1 or more.")
         self.reset()
-        self._told_num_steps = num_steps
+        self._given_num_steps = num_steps
 
-    def tell(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         """The calls from now on belong to this step, from 0. Going back begins a new generation, and so does step 0."""
-        most = self._told_num_steps
+        most = self._given_num_steps
         if isinstance(step, bool) or not isinstance(step, int) or step < 0 or (most is not None and step >= most):
             allowed = "0 or more" if most is None else f"from 0 to {most - 1} after begin({most})"
             raise UsageError(f"step={step!r} is not allowed: it must be a whole number, {allowed}.")
-        if step == 0 or self._told_step is None or step < self._told_step:
+        if step == 0 or self._given_step is None or step < self._given_step:
             self._restart()
-        elif step != self._told_step:
+        elif step != self._given_step:
             self._passes.clear()
-        self._told_step = step
+        self._given_step = step
 
     def read(self, model: nn.Module, sample: Tensor, conditioning: Tensor | None, timestep: Any = None) -> Tick:
         """Count one call of the denoiser."""
-        if self._told_step is not None:
-            self._step = self._told_step
-            return self._note(sample, conditioning, self._told_num_steps, is_exact=True)
-        running = running_pipeline(model) if self._told_num_steps is None else None
+        if self._given_step is not None:
+            self._step = self._given_step
+            return self._note(sample, conditioning, self._given_num_steps, is_exact=True)
+        running = running_pipeline(model) if self._given_num_steps is None else None
         scheduler = self._scheduler(running)
         timesteps = getattr(scheduler, "timesteps", None)
         if self._step >= 0 and not self._timesteps.holds(timesteps):
@@ -128,14 +128,14 @@ class StepCounter:
         self._conditioning = _Identity(None)
 
     def _scheduler(self, running: Any) -> Any:
-        if self._told_num_steps is not None:
+        if self._given_num_steps is not None:
             return None
         pipeline = self._pipeline() if running is None and self._pipeline is not None else running
         return getattr(pipeline, "scheduler", None)
 
     def _count_steps(self, running: Any, timesteps: Any) -> int | None:
         if timesteps is None:
-            return self._told_num_steps
+            return self._given_num_steps
         # A running pipeline knows how many steps it makes: fewer if it starts late or ends early. The number of a
         # pipeline that is not running may be from an earlier generation.
         noted = getattr(running, "num_timesteps", None)
@@ -174,7 +174,7 @@ class StepCounter:
         if self._conditioning.holds(conditioning):
             return False
         if timesteps is None:
-            return self._told_num_steps is None or self._step + 1 >= self._told_num_steps
+            return self._given_num_steps is None or self._step + 1 >= self._given_num_steps
         is_exhausted = num_steps is not None and self._step + 1 >= num_steps
         # If the batch size changes together with the conditioning, guidance has ended early; it is no new generation.
         return is_exhausted or (self._conditioning.is_gone and tuple(sample.shape) == self._passes[0][2])

@@ -99,7 +99,7 @@ class Summary:
         if self.multiplications is not None and self.merged_multiplications is not None:
             saved = 1 - self.merged_multiplications / self.multiplications
             lines.append(
-                f"multiplications in the transformer blocks of a step, by the paper's formula: "
+                f"multiplications in the transformer blocks of a merged step, by the paper's formula: "
                 f"{self.multiplications:.3g} → {self.merged_multiplications:.3g} ({-saved:+.1%})"
             )
         reasons = Counter(reason for _, reason in self.left_alone)
