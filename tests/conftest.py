@@ -1,5 +1,6 @@
 """Set before torch is imported, and shared by all tests."""
 
+import gc
 import os
 
 # Some virtual machines advertise AMX but do not enable it, and oneDNN then dies of an illegal instruction in any
@@ -28,6 +29,18 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections():
+    """Leave all that lives now out of later garbage collections. A full one walks over every object of torch, diffusers
+    and whatever was compiled before: over a second each towards the end of a run, and benchmarks ask for many."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # or bindings complain at the end of what was never freed
 
 
 def pytest_collection_modifyitems(items):

@@ -74,7 +74,7 @@ class TestFiles:
     def test_a_folder_is_no_file(self, tmp_path, option):
         result = invoke(*SD15, "--output", tmp_path / "rows.csv", option, tmp_path)
         assert result.exit_code == 2
-        assert "Is a directory" in result.output
+        assert "is a folder: give the name of a file" in result.output
 
     def test_rows_and_turns_need_two_files(self, tmp_path):
         """The rows replace their file, and with it the lock."""

@@ -67,7 +67,7 @@ class TestLoaded:
         for name in ("sdxxl", str(tmp_path / "not-there")):
             with pytest.raises(ValueError, match=f"'{name}' is not known: use one of sdxl, sd15, flux, sd35"):
                 load(name, device=CPU)
-        with pytest.raises(ValueError, match=f"'{tmp_path}': no diffusers pipeline"):
+        with pytest.raises(ValueError, match=f"'{tmp_path}' could not be loaded as a diffusers pipeline"):
             load(str(tmp_path), device=CPU)
 
 
