@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 import torch
-from observe import attention_lengths, state_of
-from tiny import FAMILIES, SCOPES, SETTINGS, sd15_unet, sdxl_unet
+from observe import attention_lengths, same_picture, state_of
+from tiny import FAMILIES, SCOPES, SETTINGS, STRIDED, sd15_unet, sdxl_unet
 
 from toma_diffusion import Action, Grid, MergePlan, ToMAConfig, UsageError, apply_toma, remove_toma
 
@@ -135,20 +135,20 @@ class TestPickling:
     @pytest.mark.parametrize("scope", SCOPES)
     def test_a_merged_model(self, family, scope):
         model = family.build()
-        apply_toma(model, **SETTINGS, selection="strided", scope=scope)
+        apply_toma(model, **STRIDED, scope=scope)
         before = call(family, model)
         copied = pickle.loads(pickle.dumps(model))
-        torch.testing.assert_close(call(family, copied), before)
+        same_picture(call(family, copied), before)
         remove_toma(copied)
-        assert torch.equal(call(family, copied), call(family, family.build()))
+        same_picture(call(family, copied), call(family, family.build()))
 
     @pytest.mark.parametrize("method", ["tomesd", "tofu", "todo"])
     def test_other_methods(self, method):
         family = BY_NAME["sd15"]
-        model = family.build()
+        model = family.build().double()  # where rounding turns no match
         apply_toma(model, method, ratio=0.75, **({} if method == "todo" else {"random": False}))
         before = call(family, model)
-        torch.testing.assert_close(call(family, pickle.loads(pickle.dumps(model))), before)
+        same_picture(call(family, pickle.loads(pickle.dumps(model))), before)
 
 
 class TestSummary:
@@ -206,7 +206,7 @@ class TestSummary:
         pytest.importorskip("triton")
         dtype = torch.float16
         plans = [
-            MergePlan(Grid(8, 8), ToMAConfig(num_regions=4, backend=backend), batch_size=1)
+            MergePlan(Grid(8, 8), ToMAConfig(num_regions=4, selection="strided", backend=backend), batch_size=1)
             for backend in ("triton", "torch")
         ]
         tokens = torch.randn(1, 64, 16)
@@ -235,19 +235,20 @@ class TestCompile:
     @pytest.mark.parametrize("mode", ["blocks", "whole"])
     def test_compiled_is_as_merged(self, mode):
         family = BY_NAME["sd15"]
-        model = family.build()
-        handle = apply_toma(model, **SETTINGS, selection="strided")
+        model = family.build(**family.shallow)
+        plain = call(family, model)
+        handle = apply_toma(model, **STRIDED)
         expected = call(family, model)
         handle.reset()
         assert handle.compile(mode, backend="eager") == mode
-        torch.testing.assert_close(call(family, model), expected)
+        same_picture(call(family, model), expected)
         handle.remove()
-        assert torch.equal(call(family, model), call(family, family.build()))
+        assert torch.equal(call(family, model), plain)
 
     def test_whole_after_whole_takes_no_code_of_another_setting(self):
         """Compiled as a whole it is not checked that modules without hooks have none; the hooks themselves are."""
         family = BY_NAME["sdxl"]
-        model, other = family.build(), family.build()
+        model, other = family.build(**family.shallow), family.build(**family.shallow)
         lengths = []
         for settings in ({"skip_blocks": (0,)}, {"skip_blocks": (1,)}, {"ratio": 0.75}):
             handle = apply_toma(model, **SETTINGS | {"scope": "block"} | settings)
