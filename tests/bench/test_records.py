@@ -62,12 +62,13 @@ def test_fresh_starts_over(tmp_path):
     assert read(path) == []
 
 
-def test_a_file_with_other_columns_is_not_overwritten(tmp_path):
+@pytest.mark.parametrize("content", [b"something,else\n1,2\n", bytes(range(256))], ids=["other columns", "binary"])
+def test_a_file_of_something_else_is_not_overwritten(tmp_path, content):
     path = tmp_path / "rows.csv"
-    path.write_text("something,else\n1,2\n")
+    path.write_bytes(content)
     with pytest.raises(ValueError, match=r"rows.csv' has other columns.*--fresh"):
         Records(path)
-    assert path.read_text() == "something,else\n1,2\n"
+    assert path.read_bytes() == content
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):

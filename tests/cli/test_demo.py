@@ -41,7 +41,7 @@ def test_everything_is_written_and_explained(tmp_path):
     assert grid.height > len(PROMPTS) * 64
 
     # The last lines: which file to open, what the columns mean, which row is the default, and what not to expect.
-    files, columns, default, limits = result.output.splitlines()[-4:]
+    files, columns, default, limits = result.stdout.splitlines()[-4:]
     assert files.startswith(f"Open {output / 'report.html'}")
     assert str(output / "grid.png") in files
     assert "speed-up = baseline time / method time" in columns

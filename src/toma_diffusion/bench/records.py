@@ -125,11 +125,14 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a file. One with other columns is refused, not overwritten."""
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise UsageError(
-                f"{str(path)!r} has other columns than these rows: give another --output, or --fresh to overwrite it."
-            )
-        return list(reader)
+    """The rows of a file. One that holds anything else is refused, not overwritten."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if tuple(reader.fieldnames or ()) == COLUMNS:
+                return list(reader)
+    except (UnicodeDecodeError, csv.Error):
+        pass  # not even a CSV file
+    raise UsageError(
+        f"{str(path)!r} has other columns than these rows: give another --output, or --fresh to overwrite it."
+    )
