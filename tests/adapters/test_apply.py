@@ -193,8 +193,9 @@ class TestSchedule:
         with torch.no_grad():
             together = model(**inputs, return_dict=False)[0]
             alone = torch.cat([model(**one(index), return_dict=False)[0] for index in range(2)])
-        # The median: a convolution rounds differently in another batch, and may tip a tie between two tokens.
-        assert ((together - alone).abs().median() < 1e-5) == (family.name != "flux")
+        # The median: a convolution rounds differently in another batch, and may tip a tie between two tokens. Another
+        # choice moves it by 9e-3 in Flux.
+        assert ((together - alone).abs().median() < 2e-3) == (family.name != "flux")
 
 
 @every_family

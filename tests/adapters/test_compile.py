@@ -1,13 +1,10 @@
-"""torch.compile: the whole denoiser in one graph per action, blocks in a bounded number, results equal eager.
-
-All models are in float64, where compiled and eager code make the same choices though they may round otherwise.
-"""
+"""torch.compile: the whole denoiser in one graph per action, blocks in a bounded number, results equal eager."""
 
 import pytest
 import torch
-from observe import Graphs, attention_lengths, compile_blocks
+from observe import Graphs, attention_lengths, compile_blocks, same_picture
 from pairs import named, pairwise
-from tiny import FAMILIES, SCOPES, SETTINGS, in_dtype
+from tiny import FAMILIES, SCOPES, SETTINGS, STRIDED
 from torch import nn
 
 from toma_diffusion import apply_toma, remove_toma
@@ -30,34 +27,40 @@ def _fresh_compiler():
 
 def merged_pair(family, changes=None, **settings) -> tuple[nn.Module, nn.Module]:
     """Two equal models: one to be compiled, one to stay eager."""
-    models = [family.build(**changes or {}).double() for _ in range(2)]
+    models = [family.build(**changes or {}) for _ in range(2)]
     for model in models:
-        apply_toma(model, **SETTINGS | settings)
+        apply_toma(model, **STRIDED | settings)
     return models[0], models[1]
 
 
 def generate(family, model: nn.Module, seed: int, steps: int = 6) -> list[torch.Tensor]:
-    inputs = in_dtype(family.inputs(seed=seed), torch.float64)
+    inputs = family.inputs(seed=seed)
     name = "sample" if "sample" in inputs else "hidden_states"
     with torch.no_grad():
         return [model(**inputs | {name: inputs[name] + 0.01 * step}, return_dict=False)[0] for step in range(steps)]
 
 
-def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
-    return all(torch.allclose(one, other, atol=1e-5) for one, other in zip(ours, theirs, strict=True))
+def same_steps(family, model: nn.Module, eager: nn.Module, seed: int, steps: int = 6) -> None:
+    same_picture(torch.stack(generate(family, model, seed, steps)), torch.stack(generate(family, eager, seed, steps)))
 
 
-# That torch's autograd compiler takes the graphs too (it turns the plans' updates in place into results) costs as much
-# again: every family and every scope has it once, not all of their pairs.
-@pytest.mark.parametrize(("family", "scope", "backend"), pairwise(FAMILIES, SCOPES, ("eager", "aot_eager")), ids=named)
-def test_whole_denoiser_has_one_graph_per_action(family, scope, backend):
+# Torch's autograd compiler (it turns the plans' updates in place into results) takes as long again, and a greedy choice
+# cannot be compared: every family and every scope meets both, not all of their pairs.
+@pytest.mark.parametrize(
+    ("family", "scope", "backend", "selection"),
+    pairwise(FAMILIES, SCOPES, ("eager", "aot_eager"), ("strided", "facility-location")),
+    ids=named,
+)
+def test_whole_denoiser_has_one_graph_per_action(family, scope, backend, selection):
     graphs = Graphs(backend)
-    model, eager = merged_pair(family, family.shallow, **SCHEDULE, scope=scope)
+    model, eager = merged_pair(family, family.shallow, **SCHEDULE, scope=scope, selection=selection)
     model.compile(fullgraph=True, backend=graphs)
-    assert same(generate(family, model, 0), generate(family, eager, 0))
-    assert graphs.count == 3
-    with torch.compiler.set_stance("fail_on_recompile"):
-        assert same(generate(family, model, 1), generate(family, eager, 1))
+    for seed in range(2):
+        if selection == "strided":
+            same_steps(family, model, eager, seed)
+        else:
+            assert all(output.isfinite().all() for output in generate(family, model, seed))
+        assert graphs.count == 3
 
 
 # SD 1.5 differs from SDXL by its second grid, for which torch compiles with symbols: seconds a graph, so once.
@@ -73,10 +76,10 @@ def test_blocks_have_a_bounded_number_of_graphs(name, scope):
     graphs, family = Graphs(), BY_NAME[name]
     model, eager = merged_pair(family, **SCHEDULE, scope=scope)
     compile_blocks(model, fullgraph=True, backend=graphs)
-    assert same(generate(family, model, 0), generate(family, eager, 0))
+    same_steps(family, model, eager, 0)
     assert graphs.count == GRAPHS_BY_BLOCK[name] if scope == "module" else graphs.count <= 16
     with torch.compiler.set_stance("fail_on_recompile"):
-        assert same(generate(family, model, 1), generate(family, eager, 1))
+        same_steps(family, model, eager, 1)
 
 
 class TestLate:
@@ -88,21 +91,21 @@ class TestLate:
         compiled = torch.compile(self.family.build(**self.family.shallow), backend="eager")
         whole = self.family.call(compiled)
         apply_toma(compiled, **SETTINGS)
-        assert not torch.equal(self.family.call(compiled), whole)
+        assert not torch.allclose(self.family.call(compiled), whole, atol=1e-3)
         remove_toma(compiled)
-        assert torch.allclose(self.family.call(compiled), whole, atol=1e-6)
+        same_picture(self.family.call(compiled), whole)
 
     def test_switching_off_and_on(self):
-        model = self.family.build(**self.family.shallow).double()
+        model = self.family.build(**self.family.shallow)
         whole = self.family.call(model)
-        handle = apply_toma(model, **SETTINGS)
+        handle = apply_toma(model, **STRIDED)
         model.compile(backend="eager")
         merged = self.family.call(model)
-        handle.enabled = False
-        assert torch.allclose(self.family.call(model), whole, atol=1e-6)
-        handle.enabled = True
-        assert torch.allclose(self.family.call(model), merged, atol=1e-6)
         assert not torch.allclose(merged, whole, atol=1e-3)
+        handle.enabled = False
+        same_picture(self.family.call(model), whole)
+        handle.enabled = True
+        same_picture(self.family.call(model), merged)
 
 
 class TestBlocksWithoutHooks:
@@ -116,15 +119,15 @@ class TestBlocksWithoutHooks:
         family = BY_NAME[name]
         model, eager = merged_pair(family, skip_blocks=(0,), scope=scope)
         compile_blocks(model, fullgraph=True, backend="eager")
-        assert same(generate(family, model, 0, steps=2), generate(family, eager, 0, steps=2))
+        same_steps(family, model, eager, 0, steps=2)
 
     def test_nor_does_another_model_of_the_same_class(self):
         family = BY_NAME["sdxl"]
-        whole, (model, eager) = family.build().double(), merged_pair(family)
+        whole, (model, eager) = family.build(), merged_pair(family)
         for each in (whole, model):
             compile_blocks(each, fullgraph=True, backend="eager")
         generate(family, whole, 0, steps=2)
-        assert same(generate(family, model, 0, steps=2), generate(family, eager, 0, steps=2))
+        same_steps(family, model, eager, 0, steps=2)
 
 
 class TestMoreThanEightGraphs:
@@ -136,22 +139,22 @@ class TestMoreThanEightGraphs:
         for side in (16, 24):
             inputs = {"height": side, "wide": side}
             for _ in range(2):
-                assert torch.allclose(family.call(model, **inputs), family.call(eager, **inputs), atol=1e-5)
-        assert same(generate(family, model, 0), generate(family, eager, 0))
+                same_picture(family.call(model, **inputs), family.call(eager, **inputs))
+        same_steps(family, model, eager, 0)
         assert graphs.count > 8
 
     def test_repeated_blocks_of_diffusers(self):
         family = BY_NAME["flux"]
         model, eager = merged_pair(family)
         model.compile_repeated_blocks(fullgraph=True, backend="eager")
-        assert same(generate(family, model, 0), generate(family, eager, 0))
+        same_steps(family, model, eager, 0)
         assert attention_lengths(lambda: family.call(eager))[0] == (38, 38)
 
 
 def test_switched_off_is_one_more_graph():
     """The same graph runs outside the window."""
     graphs, family = Graphs(), BY_NAME["pixart"]
-    model = family.build(**family.shallow).double()
+    model = family.build(**family.shallow)
     handle = apply_toma(model, **SETTINGS, **SCHEDULE)
     model.compile(fullgraph=True, backend=graphs)
     generate(family, model, 0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from observe import CountOperators, Graphs, attention_lengths, compile_blocks, same_picture, state_of
-from tiny import FAMILIES, SCOPES, in_dtype
+from tiny import FAMILIES, SCOPES
 
 from toma_diffusion import apply_toma
 
@@ -28,25 +28,29 @@ class TestModels:
         assert len(current) > len(state_of(model).kinds) or scope == "stage"
 
     def test_the_same_image_again(self, name, scope):
-        """In float64, where rounding turns no choice."""
+        """Its tokens are chosen as if none had been chosen before, but where two of them tie."""
         family = BY_NAME[name]
-        model = family.build().double()
-        handle = apply_toma(model, **ROTATING, skip_blocks=(), scope=scope)
-        first = family.call(model)
+        model = family.build()
+        handle = apply_toma(model, **ROTATING | {"ratio": 0.75, "rotation": 100.0}, skip_blocks=(), scope=scope)
+        family.call(model)
+        first = [set(slot.plan.positions[0].tolist()) for slot in state_of(model).slots]
         handle.reset()
-        same_picture(family.call(model), first)
+        family.call(model)
+        again = [set(slot.plan.positions[0].tolist()) for slot in state_of(model).slots]
+        for before, after in zip(first, again, strict=True):
+            assert len(before & after) > 0.8 * len(before)
 
 
 @pytest.mark.parametrize(("name", "scope", "backend"), [("sdxl", "module", "aot_eager"), ("flux", "block", "eager")])
 def test_whole_and_compiled(name, scope, backend):
     family = BY_NAME[name]
     torch.compiler.reset()
-    model, eager = (family.build(**family.shallow).double() for _ in range(2))
+    model, eager = (family.build(**family.shallow) for _ in range(2))
     for each in (model, eager):
-        apply_toma(each, **ROTATING, skip_blocks=(), scope=scope)
+        apply_toma(each, **ROTATING, selection="strided", skip_blocks=(), scope=scope)
     model.compile(fullgraph=True, backend=backend)
     for seed in range(2):
-        assert torch.allclose(family.call(model, seed=seed), family.call(eager, seed=seed), atol=1e-5)
+        same_picture(family.call(model, seed=seed), family.call(eager, seed=seed))
     torch.compiler.reset()
 
 
@@ -69,20 +73,34 @@ def test_plans_share_the_graphs_of_compiled_blocks(name, count):
     torch.compiler.reset()
 
 
-def test_gradients_are_those_of_the_choice_made():
-    """Checkpointing runs blocks once more on the way back: chosen again, rotation would choose others."""
+class TestCheckpointing:
+    """Blocks run once more on the way back: chosen again, rotation would choose others."""
+
     family = BY_NAME["sd15"]
-    model = family.build().requires_grad_(True).train()
-    handle = apply_toma(model, **ROTATING)
-    gradients = []
-    for switch in (model.disable_gradient_checkpointing, model.enable_gradient_checkpointing):
-        switch()
-        handle.reset()
+
+    def passes(self, model, switch: str) -> tuple[int, list[torch.Tensor]]:
+        """Selections made on the way forth and back, and the gradients."""
+        getattr(model, f"{switch}_gradient_checkpointing")()
         model.zero_grad()
-        model(**family.inputs(), return_dict=False)[0].square().sum().backward()
-        gradients.append([weight.grad for weight in model.parameters() if weight.grad is not None])
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        with CountOperators() as count:
+            model(**self.family.inputs(), return_dict=False)[0].square().sum().backward()
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        return count.calls["facility_location"], gradients
+
+    def test_nothing_is_chosen_on_the_way_back(self):
+        model = self.family.build().requires_grad_(True).train()
+        apply_toma(model, **ROTATING)
+        once, _ = self.passes(model, "disable")
+        again, _ = self.passes(model, "enable")
+        assert once == again > 0
+
+    def test_gradients_are_the_same(self):
+        model = self.family.build().requires_grad_(True).train()
+        handle = apply_toma(model, **ROTATING, selection="strided")
+        _, expected = self.passes(model, "disable")
+        handle.reset()
+        for ours, theirs in zip(self.passes(model, "enable")[1], expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
 class TestBlocksLeftOut:
@@ -102,11 +120,11 @@ class TestBlocksLeftOut:
 
     def test_its_result_is_that_of_a_model_without_the_first(self):
         family = BY_NAME["sd3"]
-        model, shorter = family.build().double(), family.build().double()
+        model, shorter = family.build(), family.build()
         del shorter.transformer_blocks[0]
         for each in (model, shorter):
-            apply_toma(each, **ROTATING | {"num_plans": 1}, skip_blocks=())
-        inputs = in_dtype(family.inputs(), torch.float64) | {"return_dict": False}
+            apply_toma(each, **ROTATING | {"num_plans": 1}, selection="strided", skip_blocks=())
+        inputs = family.inputs() | {"return_dict": False}
         with torch.no_grad():
             same_picture(model(**inputs, skip_layers=[0])[0], shorter(**inputs)[0])
 
