@@ -22,7 +22,7 @@ check: $(VENV)/installed-dev ## lint, format, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest --quiet tests/test_imports.py
+	$(BIN)/python -m pytest --quiet tests/test_imports.py tests/test_layout.py
 
 format: $(VENV)/installed-dev ## put the code into the form that check asks for
 	$(BIN)/ruff check --fix .

@@ -83,10 +83,11 @@ class TestSeveralDevices:
     def test_kernels_look_at_all_their_arguments(self):
         pytest.importorskip("triton")
         from toma_diffusion.ops import triton_merge
+        from toma_diffusion.ops.tiles import Tiling
 
         tokens = torch.randn(1, 64, 8)
         with pytest.raises(ValueError, match="tensors on cpu and on meta"):
-            triton_merge.merge(tokens, torch.rand(4, 8, 16, device="meta"), (8, 4, 4))
+            triton_merge.merge(tokens, torch.rand(4, 8, 16, device="meta"), Tiling(8, 4, 4, 8))
 
 
 class TestGradients:

@@ -72,7 +72,7 @@ def test_batch_chooses_as_well_as_single_samples():
             ops.facility_location_value(similarity, positions)[:, -1]
             for positions in (together.positions[index : index + 1], alone.positions)
         ]
-        torch.testing.assert_close(*reached, rtol=1e-4, atol=0)
+        torch.testing.assert_close(*reached, rtol=1e-3, atol=0)
 
 
 @every_backend

@@ -232,7 +232,7 @@ class MergePlan(Plan):
     def backends(self) -> dict[str, Backend]:
         """What runs each operator, and why not a kernel where there is one."""
         found = regional.backends(self.backend, self.regions.size, self.assign_regions.size, self.assign_regions.count)
-        if self.saw_gradients and self.backend == "triton":
+        if self.saw_gradients and found["merging"].name != "torch":
             found["merging"] = Backend("torch", "gradients were needed, and the kernels have no backward pass")
         return found
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from toma_diffusion.config import REGIONS
-from toma_diffusion.ops import regional
+from toma_diffusion.ops.tiles import Tiling
 
 
 @dataclass(frozen=True)
@@ -87,17 +87,17 @@ class Regions:
         return f"{self.count} {self.kind}{'s' if self.count > 1 else ''} of {shape}"
 
     @property
-    def tiling(self) -> tuple[int, int, int]:
-        """What a kernel needs to find a region's tokens: the layout's width, a region's height and width."""
-        return self.layout.width, self.height, self.width
+    def tiling(self) -> Tiling:
+        """What operators need to find a region's tokens."""
+        return Tiling(self.layout.width, self.height, self.width, self.layout.height)
 
     def split(self, tokens: Tensor) -> Tensor:
         """[B, N, C] -> [B·R, n, C], the regions of a sample one after another."""
-        return regional.split(tokens, self.tiling)
+        return self.tiling.split(tokens)
 
     def join(self, tokens: Tensor) -> Tensor:
         """[B·R, n, C] -> [B, N, C], the inverse of `split`."""
-        return regional.join(tokens, self.tiling, self.layout.num_tokens)
+        return self.tiling.join(tokens)
 
     def positions(self, local: Tensor) -> Tensor:
         """Indices inside each region to row-major indices of the grid: [..., R, k] -> [..., R·k]."""

@@ -1,6 +1,6 @@
 """The operators on all regions of a grid at once: the only place that chooses between plain torch and the kernels.
 
-Every operator takes `backend`, `torch` or `triton`, and a `tiling`: the grid's width, and a region's height and width.
+Every operator takes `backend`, `torch` or `triton`, and the `tiling` of the grid.
 Kernels read tiles in place; plain torch reorders the tokens. Where a kernel cannot run, plain torch is used, and
 `backends` gives the reason.
 """
@@ -15,8 +15,7 @@ from torch.nn import functional
 
 from toma_diffusion import ops
 from toma_diffusion.ops.backend import LARGEST_SELECTED, LARGEST_WEIGHED
-
-Tiling = tuple[int, int, int]
+from toma_diffusion.ops.tiles import Tiling
 
 LARGEST_UNROLLED = 8
 """Up to this size of a region, compiled code writes the sums out, so that the compiler can fuse them with norms, gates
@@ -56,23 +55,6 @@ def backends(backend: str, select_size: int, assign_size: int, assign_count: int
     return found
 
 
-def split(tokens: Tensor, tiling: Tiling) -> Tensor:
-    """[B, N, C] -> [B·R, n, C], the regions of a sample one after another."""
-    layout_width, height, width = tiling
-    batch, length, channels = tokens.shape
-    rows, columns = length // (layout_width * height), layout_width // width
-    tokens = tokens.reshape(batch, rows, height, columns, width, channels)
-    return tokens.transpose(2, 3).reshape(-1, height * width, channels)  # [B, rows, columns, height, width, C]
-
-
-def join(tokens: Tensor, tiling: Tiling, length: int) -> Tensor:
-    """[B·R, n, C] -> [B, N, C], the inverse of `split`; `length` is N."""
-    layout_width, height, width = tiling
-    rows, columns = length // (layout_width * height), layout_width // width
-    tokens = tokens.reshape(-1, rows, columns, height, width, tokens.shape[-1])
-    return tokens.transpose(2, 3).reshape(-1, length, tokens.shape[-1])
-
-
 def select(
     tokens: Tensor,
     num_select: int,
@@ -88,9 +70,7 @@ def select(
         joint: choose once for all samples, by the sum of their gains: [1, R, k].
         gain_scale: `[B·R, n]`, or `[R, n]` if joint: what gains are multiplied by.
     """
-    batch, length, _ = tokens.shape
-    size = tiling[1] * tiling[2]
-    count = length // size
+    batch, size, count = tokens.shape[0], tiling.size, tiling.num_regions
     alone = not joint or batch == 1
     choose = ops.facility_location
     if backend == "triton":
@@ -100,7 +80,7 @@ def select(
             picks = kernels.select(tokens.detach(), num_select, tiling, gain_scale)
             return picks.reshape(-1, count, num_select)
         choose = kernels.select_from_similarity
-    similarity = ops.cosine_similarity(split(tokens, tiling))  # [B·R, n, n]
+    similarity = ops.cosine_similarity(tiling.split(tokens))  # [B·R, n, n]
     if not alone:  # candidates of a region × that region's tokens in all samples, side by side
         similarity = similarity.reshape(batch, count, size, size).permute(1, 2, 0, 3).flatten(2)
     return choose(similarity, num_select, gain_scale).reshape(-1, count, num_select)
@@ -117,15 +97,14 @@ def weigh(
     backend: str = "torch",
 ) -> None:
     """Write A and M of every region into `weights` and `means` [B·R, k, n], from [B, N, d] and [B·R, k]."""
-    size = tiling[1] * tiling[2]
-    if backend == "triton" and size <= LARGEST_WEIGHED and size < tokens.shape[1]:
+    if backend == "triton" and tiling.size <= LARGEST_WEIGHED and tiling.num_regions > 1:
         from toma_diffusion.ops import triton_weights
 
         triton_weights.weigh(tokens.detach(), destinations, tiling, scale=scale, weights=weights, means=means)
         return
-    regions = split(tokens, tiling)
+    regions = tiling.split(tokens)
     part = ops.tokens_at_once(*destinations.shape)
-    for start in range(0, size, part):  # of a global matrix a part at a time, to save memory
+    for start in range(0, tiling.size, part):  # of a global matrix a part at a time, to save memory
         sources = regions[:, start : start + part]
         weights[:, :, start : start + part] = ops.merge_weights(regions, destinations, scale, sources)
     ops.mean_weights(weights, out=means)
@@ -135,30 +114,28 @@ def assign_nearest(
     tokens: Tensor, destinations: Tensor, tiling: Tiling, *, nearest: Tensor, backend: str = "torch"
 ) -> None:
     """Write into `nearest` [B, N] which merged token, 0 ≤ … < D, each of [B, N, d] goes to, given [B·R, k]."""
-    size = tiling[1] * tiling[2]
-    if backend == "triton" and size <= LARGEST_WEIGHED and size < tokens.shape[1]:
+    if backend == "triton" and tiling.size <= LARGEST_WEIGHED and tiling.num_regions > 1:
         from toma_diffusion.ops import triton_weights
 
         triton_weights.weigh(tokens.detach(), destinations, tiling, nearest=nearest)
         return
-    slots = ops.nearest_destinations(split(tokens, tiling), destinations)  # [B·R, n]
-    region = torch.arange(slots.shape[0], device=slots.device)[:, None] % (tokens.shape[1] // size)
+    slots = ops.nearest_destinations(tiling.split(tokens), destinations)  # [B·R, n]
+    region = torch.arange(slots.shape[0], device=slots.device)[:, None] % tiling.num_regions
     merged = (slots + region * destinations.shape[1])[:, :, None]
-    nearest.copy_(join(merged, tiling, tokens.shape[1])[:, :, 0])
+    nearest.copy_(tiling.join(merged)[:, :, 0])
 
 
 def merge(tokens: Tensor, means: Tensor, tiling: Tiling, *, backend: str = "torch") -> Tensor:
     """M X by a block per region: [B, N, C], [B·R, k, n] -> [B, D, C]."""
-    size = means.shape[2]
-    if size <= LARGEST_UNROLLED and torch.compiler.is_compiling():
-        regions = split(tokens, tiling)
-        merged = _sum([means[:, :, index, None] * regions[:, index, None, :] for index in range(size)])
-    elif backend == "triton" and size < tokens.shape[1] and not needs_gradient(tokens):
+    if tiling.size <= LARGEST_UNROLLED and torch.compiler.is_compiling():
+        regions = tiling.split(tokens)
+        merged = _sum([means[:, :, index, None] * regions[:, index, None, :] for index in range(tiling.size)])
+    elif backend == "triton" and tiling.num_regions > 1 and not needs_gradient(tokens):
         from toma_diffusion.ops import triton_merge
 
         return triton_merge.merge(tokens, means, tiling)
     else:
-        merged = means.to(tokens.dtype) @ split(tokens, tiling)  # [B·R, k, C]
+        merged = means.to(tokens.dtype) @ tiling.split(tokens)  # [B·R, k, C]
     return merged.reshape(tokens.shape[0], -1, tokens.shape[2])
 
 
@@ -172,10 +149,9 @@ def unmerge(
     backend: str = "torch",
 ) -> Tensor:
     """Aᵀ Y, or M⁺ Y, by a block per region, added to a residual if there is one: [B, D, C] -> [B, N, C]."""
-    blocks, num_destinations, size = weights.shape
-    length = blocks // merged.shape[0] * size
-    unrolls = size <= LARGEST_UNROLLED and torch.compiler.is_compiling()
-    has_kernel = backend == "triton" and method == "transpose" and size < length
+    blocks, num_destinations, _ = weights.shape
+    unrolls = tiling.size <= LARGEST_UNROLLED and torch.compiler.is_compiling()
+    has_kernel = backend == "triton" and method == "transpose" and tiling.num_regions > 1
     if has_kernel and not unrolls and not needs_gradient(merged, residual):
         from toma_diffusion.ops import triton_merge
 
@@ -185,7 +161,7 @@ def unmerge(
         spread = _sum([weights[:, slot, :, None] * regions[:, slot, None, :] for slot in range(num_destinations)])
     else:
         spread = ops.unmerge(regions, weights, method)
-    tokens = join(spread, tiling, length)
+    tokens = tiling.join(spread)
     return tokens if residual is None else residual + tokens
 
 

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from toma_diffusion.ops.tiles import Tiling
 from toma_diffusion.ops.triton_tiles import dense_channels, launch, power_of_two, token_rows
 
 
@@ -109,7 +110,7 @@ def _select_from_memory(
         tl.debug_barrier()  # and the mark is there before all read on
 
 
-def select(tokens: Tensor, num_select: int, tiling: tuple[int, int, int], gain_scale: Tensor | None = None) -> Tensor:
+def select(tokens: Tensor, num_select: int, tiling: Tiling, gain_scale: Tensor | None = None) -> Tensor:
     """Choose in every region of every sample: `[B, N, d]` -> `int64 [B·R, k]`, indices inside each region.
 
     `tiling` is `Regions.tiling`; regions have at most `LARGEST_SELECTED` tokens. `gain_scale`, `float32 [B·R, n]`, is

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from toma_diffusion.ops.tiles import Tiling
 from toma_diffusion.ops.triton_tiles import dense_channels, launch, power_of_two, token_rows
 
 BLOCK_C = 128
@@ -148,7 +149,7 @@ def _merge_members(
     tl.store(merged + destination.to(tl.int64) * CHANNELS + channel, mean, mask=channel < CHANNELS)
 
 
-def merge(tokens: Tensor, means: Tensor, tiling: tuple[int, int, int]) -> Tensor:
+def merge(tokens: Tensor, means: Tensor, tiling: Tiling) -> Tensor:
     """M X: `[B, N, C]` and M `[B·R, k, n]` -> `[B, D, C]`; `tiling` is `Regions.tiling`."""
     tokens = dense_channels(tokens)
     batch, _, channels = tokens.shape
@@ -186,7 +187,7 @@ def merge(tokens: Tensor, means: Tensor, tiling: tuple[int, int, int]) -> Tensor
     return merged
 
 
-def unmerge(merged: Tensor, weights: Tensor, tiling: tuple[int, int, int], residual: Tensor | None = None) -> Tensor:
+def unmerge(merged: Tensor, weights: Tensor, tiling: Tiling, residual: Tensor | None = None) -> Tensor:
     """Aᵀ Y, or R + Aᵀ Y: `[B, D, C]` and A `[B·R, k, n]` -> `[B, N, C]`; `tiling` is `Regions.tiling`."""
     merged = dense_channels(merged)
     residual = None if residual is None else dense_channels(residual)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from toma_diffusion.ops.tiles import Tiling
 from toma_diffusion.ops.triton_tiles import dense_channels, launch, power_of_two, token_rows
 
 
@@ -89,7 +90,7 @@ def _weigh(
 def weigh(
     tokens: Tensor,
     destinations: Tensor,
-    tiling: tuple[int, int, int],
+    tiling: Tiling,
     *,
     scale: float = 0.0,
     weights: Tensor | None = None,
