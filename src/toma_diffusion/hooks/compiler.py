@@ -106,10 +106,10 @@ def compile_denoiser(
 
 
 def _without_hook_guards(guards: Sequence[Any]) -> list[bool]:
-    """Which of the conditions of compiled code are checked at every call: all but that modules without hooks have none.
+    """The guards to keep: all but those that say that a module has no hooks.
 
-    SDXL has ten thousand of the latter, and to check them takes a third of the CPU time of a call. What was compiled
-    for a whole merged model cannot be taken for another without them: it also asks for the very hooks that merge.
+    SDXL has ten thousand of those, and they take a third of the CPU time of a call. They are not needed here: code that
+    was compiled for a whole merged model also has guards on the hooks that merge, so no other model can use it.
     """
     return [guard.guard_type != "EMPTY_NN_MODULE_HOOKS_DICT" for guard in guards]
 

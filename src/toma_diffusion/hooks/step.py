@@ -67,11 +67,6 @@ class StepCounter:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
 
-    @property
-    def has_pipeline(self) -> bool:
-        """Whether the pipeline that `apply_toma` got still exists."""
-        return self._pipeline is not None and self._pipeline() is not None
-
     def reset(self) -> None:
         """Forget everything, also what the user has set: the next call begins a new generation."""
         self._given_num_steps: int | None = None
