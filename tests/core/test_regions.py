@@ -28,7 +28,7 @@ class TestSplitAndJoin:
     @pytest.mark.parametrize(("shape", "kind", "num_regions"), pairwise(GRIDS, REGIONS, (1, 4, 16, 64, 256)))
     def test_join_inverts_split(self, shape, kind, num_regions):
         grid = Grid(*shape)
-        regions = Regions.divide(grid, kind, num_regions)
+        regions = Regions.divide(grid, kind, count=num_regions)
         tokens = coordinates(grid, batch=2)
         split = regions.split(tokens)
         assert split.shape == (2 * regions.count, regions.size, 3)
@@ -37,7 +37,7 @@ class TestSplitAndJoin:
     @pytest.mark.parametrize("shape", GRIDS)
     def test_tiles_are_rectangles_of_one_sample(self, shape):
         grid = Grid(*shape)
-        regions = Regions.divide(grid, "tile", 64)
+        regions = Regions.divide(grid, "tile", count=64)
         for tile in regions.split(coordinates(grid, batch=2)):
             sample, rows, columns = tile.unbind(dim=-1)
             assert sample.unique().numel() == 1
@@ -50,7 +50,7 @@ class TestSplitAndJoin:
     def test_runs_of_the_sequence_are_views(self, shape, kind):
         grid = Grid(*shape)
         tokens = torch.arange(grid.num_tokens)[None, :, None]
-        split = Regions.divide(grid, kind, 64).split(tokens)
+        split = Regions.divide(grid, kind, count=64).split(tokens)
         assert split.data_ptr() == tokens.data_ptr()
         assert torch.equal(split.flatten(), tokens.flatten())
 
@@ -86,12 +86,12 @@ class TestShapeTaken:
         ],
     )
     def test_nearest_that_divides(self, shape, kind, num_regions, taken):
-        assert Regions.divide(Grid(*shape), kind, num_regions).describe() == taken
+        assert Regions.divide(Grid(*shape), kind, count=num_regions).describe() == taken
 
     @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5))
     def test_what_divides_is_taken_as_asked(self, height, width, per_side):
         grid = Grid(2 ** (height + per_side + 1), 2 ** (width + per_side))
-        regions = Regions.divide(grid, "tile", 4**per_side)
+        regions = Regions.divide(grid, "tile", count=4**per_side)
         assert (regions.height, regions.width) == (2 ** (height + 1), 2**width)
 
     @given(any_regions)
@@ -102,18 +102,18 @@ class TestShapeTaken:
     @pytest.mark.parametrize("shape", [(64, 64), (63, 63), (48, 84), (31, 17), (61, 67), (52, 77)])
     def test_size_stays_within_a_factor_of_what_was_asked(self, shape, kind):
         grid = Grid(*shape)
-        regions = Regions.divide(grid, kind, 64)
+        regions = Regions.divide(grid, kind, count=64)
         assert abs(math.log(regions.size / (grid.num_tokens / 64))) <= math.log(3)
 
 
 class TestErrors:
     def test_unknown_kind(self):
         with pytest.raises(ValueError, match="'hexagon' is not known: use one of 'tile', 'stripe', 'global'"):
-            Regions.divide(Grid(4, 4), "hexagon", 4)
+            Regions.divide(Grid(4, 4), "hexagon", count=4)
 
     def test_no_regions(self):
         with pytest.raises(ValueError, match="num_regions=0"):
-            Regions.divide(Grid(4, 4), "tile", 0)
+            Regions.divide(Grid(4, 4), "tile", count=0)
 
     def test_empty_grid(self):
         with pytest.raises(ValueError, match="0×7"):

@@ -34,7 +34,7 @@ def tokens_and_regions(case, dtype: torch.dtype) -> tuple[torch.Tensor, Regions]
     """Tokens that lie inside a longer sequence, as image tokens do behind text: their strides are not their shape's."""
     grid, kind, count, width, batch = case
     sequence = torch.randn(batch, grid.num_tokens + 5, width, device=DEVICE).to(dtype)
-    return sequence[:, 3:-2], Regions.divide(grid, kind, count)
+    return sequence[:, 3:-2], Regions.divide(grid, kind, count=count)
 
 
 def chosen(regions: Regions, batch: int, share: float = 0.5) -> torch.Tensor:

@@ -4,15 +4,28 @@ import pytest
 import torch
 from kernel_cases import DEVICE, every_case, every_dtype, tokens_and_regions
 
-from toma_diffusion.ops import cosine_similarity, facility_location, facility_location_value
+from toma_diffusion.ops import LEAST_COSINE, cosine_similarity, facility_location, facility_location_value
 from toma_diffusion.ops.backend import LARGEST_SELECTED
+from toma_diffusion.ops.tiles import Tiling
 
 kernels = pytest.importorskip("toma_diffusion.ops.triton_facility_location")
 
+where = pytest.mark.parametrize("where", ["registers", "memory"])
+"""Where the kernels keep the similarity: small regions are tried in memory too."""
 
-def assert_greedy(similarity, picks, gain_scale=1.0):
+
+@pytest.fixture
+def keep_in(monkeypatch):
+    def keep(where: str) -> None:
+        if where == "memory":
+            monkeypatch.setattr(kernels, "LARGEST_IN_REGISTERS", 0)
+
+    return keep
+
+
+def assert_greedy(similarity, picks, gain_scale=1.0, least=LEAST_COSINE):
     """Every pick has the largest gain that was left to it, but for rounding."""
-    coverage = torch.full_like(similarity[:, 0], -1.0)  # [G, m]
+    coverage = torch.full_like(similarity[:, 0], least)  # [G, m]
     for pick in picks.T:
         gains = gain_scale * (similarity - coverage[:, None]).clamp_min(0).sum(dim=-1)
         rows = torch.arange(len(pick), device=pick.device)
@@ -20,17 +33,35 @@ def assert_greedy(similarity, picks, gain_scale=1.0):
         coverage = torch.maximum(coverage, similarity[rows, pick])
 
 
+def assert_distinct(picks, count, size):
+    assert picks.shape[1] == count
+    assert all(len(set(row)) == count and 0 <= min(row) <= max(row) < size for row in picks.tolist())
+
+
+def expected_similarity(tokens, regions, weight, parts):
+    """Written out: the mean cosine, minus the squared distance in sides of a region."""
+    cosines = cosine_similarity(regions.split(tokens)).unflatten(0, (parts, -1)).mean(dim=0)  # [B·R, n, n]
+    local = torch.arange(regions.size, device=DEVICE).expand(regions.count, -1)
+    place = regions.tiling.positions(local)
+    row, column = place // regions.grid_width, place % regions.grid_width
+    squares = (row[:, :, None] - row[:, None]) ** 2 + (column[:, :, None] - column[:, None]) ** 2
+    penalty = weight * squares / regions.size
+    return cosines - penalty.repeat(len(cosines) // regions.count, 1, 1)
+
+
 @every_case
 @every_dtype
-def test_every_pick_is_greedy_and_none_is_picked_twice(case, dtype):
+@where
+def test_every_pick_is_greedy_and_none_is_picked_twice(case, dtype, where, keep_in):
+    keep_in(where)
     tokens, regions = tokens_and_regions(case, dtype)
     if regions.size > LARGEST_SELECTED:
-        pytest.skip("too large for registers")
+        pytest.skip("too large for the kernels")
     similarity = cosine_similarity(regions.split(tokens))
     count = max(1, regions.size // 2)
     picks = kernels.select(tokens, count, regions.tiling)
-    assert picks.shape == (len(similarity), count)
-    assert all(len(set(row)) == count for row in picks.tolist())
+    assert len(picks) == len(similarity)
+    assert_distinct(picks, count, regions.size)
     assert_greedy(similarity, picks)
     reached, wanted = (
         facility_location_value(similarity, each)[:, -1].mean()
@@ -40,31 +71,67 @@ def test_every_pick_is_greedy_and_none_is_picked_twice(case, dtype):
 
 
 @every_case
-def test_gains_are_multiplied_by_what_is_favoured(case):
+@where
+@pytest.mark.parametrize("weight", [0.0, 0.3, 3.0])
+def test_parts_choose_together_and_distance_counts(case, weight, where, keep_in):
+    keep_in(where)
+    grid, kind, count, width, batch = case
+    tokens, regions = tokens_and_regions((grid, kind, count, width, 2 * batch), torch.float32)
+    similarity = expected_similarity(tokens, regions, weight, parts=2)
+    least = LEAST_COSINE - weight * regions.tiling.largest_distance
+    assert similarity.min() >= least
+    picks = kernels.select(tokens, max(1, regions.size // 2), regions.tiling, distance_weight=weight, parts=2)
+    assert len(picks) == batch * regions.count
+    assert_distinct(picks, max(1, regions.size // 2), regions.size)
+    assert_greedy(similarity, picks, least=least)
+    measured = kernels.measure(tokens, regions.tiling, distance_weight=weight, parts=2)
+    torch.testing.assert_close(measured, similarity, rtol=1e-5, atol=1e-5)
+
+
+@every_case
+@where
+def test_gains_are_multiplied_by_what_is_favoured(case, where, keep_in):
+    keep_in(where)
     tokens, regions = tokens_and_regions(case, torch.float32)
     if regions.size > LARGEST_SELECTED:
-        pytest.skip("too large for registers")
+        pytest.skip("too large for the kernels")
     similarity = cosine_similarity(regions.split(tokens))
     gain_scale = torch.rand(similarity.shape[:2], device=DEVICE) + 0.1
-    picks = kernels.select(tokens, max(1, regions.size // 2), regions.tiling, gain_scale)
-    assert all(len(set(row)) == picks.shape[1] for row in picks.tolist())
+    picks = kernels.select(tokens, max(1, regions.size // 2), regions.tiling, gain_scale=gain_scale)
+    assert_distinct(picks, max(1, regions.size // 2), regions.size)
     assert_greedy(similarity, picks, gain_scale)
 
 
 @pytest.mark.parametrize("is_favoured", [False, True])
-@pytest.mark.parametrize(("groups", "candidates", "tokens", "count"), [(3, 20, 20, 20), (1, 9, 40, 5), (2, 33, 7, 12)])
+@pytest.mark.parametrize(
+    ("groups", "candidates", "tokens", "count"), [(3, 20, 20, 20), (1, 9, 40, 5), (2, 33, 7, 12), (1, 70, 70, 35)]
+)
 def test_picks_equal_the_reference_where_nothing_ties(groups, candidates, tokens, count, is_favoured):
     similarity = torch.rand(groups, candidates, tokens, device=DEVICE) * 2 - 1
     gain_scale = torch.rand(groups, candidates, device=DEVICE) + 0.1 if is_favoured else None
     expected = facility_location(similarity, count, gain_scale)
-    assert torch.equal(kernels.select_from_similarity(similarity.clone(), count, gain_scale), expected)
+    assert torch.equal(kernels.select_from_similarity(similarity.mT, count, gain_scale), expected)
 
 
-def test_clusters_are_found():
+@where
+def test_rounding_does_not_decide_ties(where, keep_in):
+    """Tokens in pairs that differ from each other by rounding alone: the first of each pair is picked."""
+    keep_in(where)
+    firsts = torch.linalg.qr(torch.randn(16, 16))[0][:8]
+    tokens = firsts.repeat_interleave(2, dim=0)
+    tokens[1::2] *= 1 + 1e-6 * torch.rand(8, 1)
+    picks = kernels.select(tokens[None].to(DEVICE), 8, Tiling(4, 4, 4, 4, 4))
+    assert sorted(picks[0].tolist()) == list(range(0, 16, 2))
+    assert torch.equal(facility_location(cosine_similarity(tokens[None]), 8).to(DEVICE), picks)
+
+
+@where
+def test_clusters_are_found(where, keep_in):
     """Four bundles of four directions in a tile of sixteen: one destination in each."""
+    keep_in(where)
     centres = torch.eye(8, device=DEVICE)[:4].repeat_interleave(4, dim=0)
     tokens = (centres + 0.01 * torch.randn(16, 8, device=DEVICE))[None]
-    picks = kernels.select(tokens, 4, (4, 4, 4))
+    picks = kernels.select(tokens, 4, Tiling(4, 4, 4, 4, 4))
     assert sorted(picks[0].tolist()[i] // 4 for i in range(4)) == [0, 1, 2, 3]
 
 
@@ -72,8 +139,8 @@ def test_clusters_are_found():
 def test_equal_and_bad_tokens_give_distinct_indices_in_bounds(value):
     tokens = torch.full((1, 24, 8), value, device=DEVICE)
     for picks in (
-        kernels.select(tokens, 9, (24, 1, 12)),
+        kernels.select(tokens, 9, Tiling(24, 1, 12, 1, 24)),
         kernels.select_from_similarity(cosine_similarity(tokens.view(2, 12, 8)), 9),
     ):
-        assert picks.shape == (2, 9)
-        assert all(len(set(row)) == 9 and 0 <= min(row) <= max(row) < 12 for row in picks.tolist())
+        assert len(picks) == 2
+        assert_distinct(picks, 9, 12)

@@ -6,12 +6,17 @@ from kernel_cases import assert_as_exact_as_torch, chosen, every_case, every_dty
 
 from toma_diffusion.ops import mean_weights, merge_weights, nearest_destinations
 from toma_diffusion.ops.backend import LARGEST_WEIGHED
+from toma_diffusion.ops.regional import Nearness, assign_nearest, weigh
+from toma_diffusion.ops.tiles import Tiling
 
 kernels = pytest.importorskip("toma_diffusion.ops.triton_weights")
 
 
-@pytest.fixture
-def problem(case, dtype):
+@pytest.fixture(params=["whole regions", "pieces of regions"])
+def problem(case, dtype, request, monkeypatch):
+    if request.param != "whole regions":
+        monkeypatch.setattr(kernels, "LARGEST_WHOLE", 0)
+        monkeypatch.setattr(kernels, "MOST_ELEMENTS", 1)
     tokens, regions = tokens_and_regions(case, dtype)
     if regions.size > LARGEST_WEIGHED:
         pytest.skip("too large for one program")
@@ -46,12 +51,41 @@ def test_nearest(problem):
     assert torch.equal(local - first, nearest_destinations(regions.split(tokens), destinations))
 
 
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float32], ids=["float32"])
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_parts_and_distance_as_in_plain_torch(problem, weight):
+    tokens, regions, destinations = problem
+    tokens = torch.cat([tokens, torch.randn_like(tokens)])
+    nearness = Nearness(weight, 2)
+    shape = (2 * len(destinations), destinations.shape[1], regions.size)
+    ours, theirs = ([torch.full(shape, float("nan"), device=tokens.device) for _ in range(2)] for _ in range(2))
+    for backend, (weights, means) in (("triton", ours), ("torch", theirs)):
+        weigh(
+            tokens,
+            destinations,
+            regions.tiling,
+            nearness,
+            scale=30.0,
+            weights=weights,
+            means=means,
+            backend=backend,
+        )
+        assert torch.equal(*weights.chunk(2))  # both parts have the same
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    nearest = [torch.full(tokens.shape[:2], -1, device=tokens.device) for _ in range(2)]
+    for backend, found in zip(("triton", "torch"), nearest, strict=True):
+        assign_nearest(tokens, destinations, regions.tiling, nearness, nearest=found, backend=backend)
+    assert torch.equal(*nearest)
+    assert torch.equal(*nearest[0].chunk(2))
+
+
 @pytest.mark.parametrize("value", [0.0, float("nan")])
 def test_equal_and_bad_tokens_stay_in_bounds(value):
     tokens = torch.full((1, 16, 8), value)
     tokens = tokens.to("cuda" if torch.cuda.is_available() else "cpu")
     destinations = torch.tensor([[3, 1, 7], [0, 5, 2]], device=tokens.device)
     nearest = torch.full((1, 16), -1, dtype=torch.int64, device=tokens.device)
-    kernels.weigh(tokens, destinations, (16, 1, 8), nearest=nearest)
+    kernels.weigh(tokens, destinations, Tiling(16, 1, 8, 1, 16), nearest=nearest)
     assert ((nearest >= 0) & (nearest < 6)).all()
     assert nearest[0, [3, 1, 7]].tolist() == [0, 1, 2]

@@ -50,7 +50,7 @@ def explain(
     from toma_diffusion.files import check_writable
 
     console = Console(markup=False)
-    config = ToMAConfig(region=region, num_regions=num_regions, assign=assign, scale=scale)
+    config = ToMAConfig(region=region, num_regions=num_regions, assign=assign, scale=scale, distance_weight=0.0)
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"output {str(output)!r} has no known format: end it in .png, .pdf or .svg.")
     if model and image is not None:
@@ -82,7 +82,7 @@ def _explain_photograph(console: Console, config: ToMAConfig, output: Path, imag
 
     height, width, _ = photograph.shape
     grid = Grid(height // method.PATCH, width // method.PATCH)
-    regions = Regions.divide(grid, config.region, config.num_regions).describe()
+    regions = Regions.divide(grid, config.region, count=config.num_regions).describe()
     table = Table(title=f"PSNR in dB, {grid.height}×{grid.width} tokens in {regions}")
     table.add_column("destinations chosen by")
     for ratio in method.RATIOS:

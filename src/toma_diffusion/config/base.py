@@ -65,6 +65,11 @@ class Config(ABC):
         """Steps between two computations of the merge weights. Defaults to 1."""
         return 1
 
+    @property
+    def guidance_parts(self) -> int | str:
+        """Which samples share one plan. Defaults to 1: every sample has its own."""
+        return 1
+
     @classmethod
     def from_dict(cls: type[Self], values: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`. Missing fields take their defaults, unknown ones raise `UsageError`."""
@@ -138,6 +143,12 @@ def check_integer(name: str, value: object, *, minimum: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise UsageError(f"{name}={value!r} is not allowed: it must be a whole number of {minimum} or more.")
     return int(value)
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise if `value` is not True or False."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{name}={value!r} is not allowed: it must be True or False.")
 
 
 def check_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

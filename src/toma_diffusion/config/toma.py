@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from toma_diffusion.config.base import SITES, Config, check_integer, check_number, check_one_of, hint, listed
+from toma_diffusion.config.base import (
+    SITES,
+    Config,
+    check_flag,
+    check_integer,
+    check_number,
+    check_one_of,
+    hint,
+    listed,
+)
 from toma_diffusion.errors import UsageError
 
 SELECTIONS = ("facility-location", "random", "strided", "none", "slice")
@@ -29,7 +38,7 @@ class ToMAConfig(Config):
 
     ```python
     >>> from toma_diffusion import ToMAConfig
-    >>> config = ToMAConfig(ratio=0.5, region="tile", num_regions=64)
+    >>> config = ToMAConfig(ratio=0.5, region="tile", region_tokens=64)
     >>> ToMAConfig.from_json(config.to_json()) == config
     True
     >>> ToMAConfig.from_preset("toma-tile", ratio=0.75).num_regions
@@ -49,9 +58,25 @@ class ToMAConfig(Config):
     """Shape of the regions in which destinations are selected: `tile` (rectangles, best quality), `stripe` (runs of
     the row-major sequence, which need no reordering) or `global` (one region, slowest)."""
 
-    num_regions: int = 64
-    """Requested number of regions. More is faster and keeps destinations closer to their tokens. The nearest number
-    that divides the grid evenly is used. `global` always has one."""
+    region_tokens: int = 256
+    """Requested number of tokens in a region. The nearest shape that divides the grid evenly is used. Larger regions
+    offer more tokens to choose from, smaller ones are faster to choose in. `global` takes the whole grid."""
+
+    num_regions: int | None = None
+    """Requested number of regions, in place of `region_tokens`. This is how the paper counts: the same number then
+    means small regions on a small grid and large ones on a large grid."""
+
+    distance_weight: float = 0.3
+    """How much nearness in the image counts: the similarity of two tokens is their cosine minus this times the square
+    of their distance, where the distance is measured in sides of a region. 0, as in the paper, ignores where tokens
+    are. Then, in large regions, a token may merge with its mirror image on the other side of an object."""
+
+    guidance_parts: int | str = "auto"
+    """Which samples share one plan because they are the same picture with another prompt, as in classifier-free
+    guidance. They then choose destinations together, by the mean of their similarities. `auto` reads from the running
+    pipeline how many parts the batch of a call has; several calls in one step with the same sample share one plan in
+    any model. For a model without a pipeline, a number: the batch of every call is that many parts of equal size, one
+    after another. 1: every sample and every call for itself."""
 
     assign: str = "local"
     """Which destinations a token may merge into: `local` (those of its own region; block-diagonal weights, fast) or
@@ -83,6 +108,13 @@ class ToMAConfig(Config):
     reweigh_every: int = 5
     """Steps between two computations of the merge weights. Higher is faster; a selection always reweighs."""
 
+    size_aware_attention: bool = False
+    """Whether a merged token counts in self-attention as often as the tokens it stands for: the logarithm of their
+    number is added to the logit of its key. Closer to the original; attention with a bias is slower on most GPUs."""
+
+    norm_preserving: bool = False
+    """Whether a merged token has the mean length of its tokens, not the length of their mean, which is shorter."""
+
     num_plans: int = 1
     """Number of plans that the blocks of one kind (in `stage` scope: the runs of blocks) use in turn. With 1, as in the
     paper, the same tokens are destinations in all of them. With more, and `rotation` above 0, other tokens are
@@ -102,9 +134,19 @@ class ToMAConfig(Config):
         scale: object = self.scale
         scale = math.inf if scale == "inf" else scale
         self._set("scale", check_number("scale", scale, "a number above 0, or math.inf", lambda x: x > 0))
-        self._set("rotation", check_number("rotation", self.rotation, "0 or more, and finite", _is_damping))
-        for name in ("num_regions", "select_every", "reweigh_every", "num_plans"):
+        self._set("rotation", check_number("rotation", self.rotation, "0 or more, and finite", _is_finite))
+        self._set(
+            "distance_weight",
+            check_number("distance_weight", self.distance_weight, "0 or more, and finite", _is_finite),
+        )
+        for name in ("region_tokens", "select_every", "reweigh_every", "num_plans"):
             self._set(name, check_integer(name, getattr(self, name), minimum=1))
+        if self.num_regions is not None:
+            self._set("num_regions", check_integer("num_regions", self.num_regions, minimum=1))
+        if self.guidance_parts != "auto":
+            self._set("guidance_parts", self._valid_guidance_parts())
+        for name in ("size_aware_attention", "norm_preserving"):
+            check_flag(name, getattr(self, name))
         self._set("min_tokens", check_integer("min_tokens", self.min_tokens, minimum=0))
         for name, allowed in (
             ("selection", SELECTIONS),
@@ -116,6 +158,14 @@ class ToMAConfig(Config):
         ):
             check_one_of(name, getattr(self, name), allowed)
         self._set("sites", self._valid_sites())
+
+    def _valid_guidance_parts(self) -> int:
+        parts: object = self.guidance_parts
+        if isinstance(parts, str):
+            raise UsageError(
+                f"guidance_parts={parts!r} is not allowed: it must be 'auto', or a whole number of 1 or more."
+            )
+        return check_integer("guidance_parts", parts, minimum=1)
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> ToMAConfig:
@@ -146,33 +196,29 @@ class ToMAConfig(Config):
         return math.isinf(self.scale)
 
 
-def _is_damping(value: float) -> bool:
+def _is_finite(value: float) -> bool:
     return 0 <= value < math.inf
 
 
+_PAPER: Mapping[str, Any] = MappingProxyType({"distance_weight": 0.0})
+"""The paper does not look at distances."""
+_EVERY_STEP: Mapping[str, Any] = MappingProxyType({"select_every": 1, "reweigh_every": 1})
+
 PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
     {
-        "toma": ToMAConfig(region="tile", num_regions=64, assign="global", scale=math.inf, scope="module"),
-        "toma-stripe": ToMAConfig(region="stripe", num_regions=64, assign="local", scope="module"),
-        "toma-tile": ToMAConfig(region="tile", num_regions=256, assign="local", scope="module"),
-        "toma-once": ToMAConfig(region="tile", num_regions=64, assign="local", scope="block"),
-        "fast": ToMAConfig(region="tile", num_regions=64, assign="local", scope="stage"),
-        "balanced": ToMAConfig(
-            region="tile",
-            num_regions=64,
-            assign="local",
-            scope="block",
-            select_every=1,
-            reweigh_every=1,
-            window=(0.5, 1.0),
-            min_tokens=512,
-        ),
+        "toma": ToMAConfig(num_regions=64, assign="global", scale=math.inf, scope="module", **_PAPER),
+        "toma-stripe": ToMAConfig(region="stripe", num_regions=64, scope="module", **_PAPER),
+        "toma-tile": ToMAConfig(num_regions=256, scope="module", **_PAPER),
+        "toma-once": ToMAConfig(num_regions=64, scope="block", **_PAPER),
+        "fast": ToMAConfig(scope="stage", **_EVERY_STEP),
+        "balanced": ToMAConfig(scope="block", window=(0.5, 1.0), min_tokens=512, **_EVERY_STEP),
     }
 )
 """The paper's variants by name, and two of ours: `fast`, and `balanced`, which keeps images closest to the original.
 
-`balanced` does not merge in the first half of the steps, which give the image its composition, nor on small grids, and
-selects in every step. On the demo model these three settings help most (docs/quality.md).
+`balanced` does not merge in the first half of the steps, which give the image its composition, nor on small grids. Both
+choose destinations in every step, in regions of 256 tokens, with a mild preference for near tokens: on the demo model
+these settings help most (docs/quality.md).
 
 `toma` uses a hard assignment, the limit of the paper's sharp softmax. It loses less of an image (40.9 instead of 37.2
 dB at ratio 0.25, benchmarks/results/assignment.csv), and an index is faster than a matrix over all tokens. The paper's

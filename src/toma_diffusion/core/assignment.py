@@ -15,6 +15,7 @@ from torch.nn import functional
 from toma_diffusion import ops
 from toma_diffusion.core.regions import Regions
 from toma_diffusion.ops import regional
+from toma_diffusion.ops.regional import Nearness
 
 _FIXED_SEED = 0
 """Fixed choices come from a separate generator: torch's random state is never changed."""
@@ -25,7 +26,7 @@ class Assignment(ABC):
 
     @abstractmethod
     def update(self, tokens: Tensor, destinations: Tensor) -> None:
-        """Assign [B, N, d] to destinations [B·R, k], which are indices inside each region."""
+        """Assign [B, N, d] to destinations [B·R / parts, k], which are indices inside each region."""
 
     @abstractmethod
     def fix(self) -> None:
@@ -38,6 +39,11 @@ class Assignment(ABC):
     @abstractmethod
     def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
         """[B, D, C] -> [B, N, C], added to the residual if there is one."""
+
+    @abstractmethod
+    def sizes(self) -> Tensor:
+        """How many tokens each merged token stands for, the sum of their weights: float32 [B·D] in the order of merged
+        tokens."""
 
     @abstractmethod
     def matrix(self) -> Tensor:
@@ -59,11 +65,13 @@ class SoftAssignment(Assignment):
         *,
         scale: float,
         unmerge: str,
+        nearness: Nearness,
         backend: str,
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
         self.regions = regions
+        self.nearness = nearness
         self.scale = scale
         self.method = unmerge
         self.backend = backend
@@ -79,6 +87,7 @@ class SoftAssignment(Assignment):
             tokens,
             destinations,
             self.regions.tiling,
+            self.nearness,
             scale=self.scale,
             weights=self.weights,
             means=self.means,
@@ -100,6 +109,10 @@ class SoftAssignment(Assignment):
         tiling = self.regions.tiling
         return regional.unmerge(merged, self.weights, tiling, residual, method=self.method, backend=self.backend)
 
+    def sizes(self) -> Tensor:
+        """The row sums of A."""
+        return self.weights.sum(dim=-1, dtype=torch.float32).flatten()
+
     def matrix(self) -> Tensor:
         """A as it is stored."""
         return self.weights
@@ -118,10 +131,12 @@ class HardAssignment(Assignment):
         batch_size: int,
         block_destinations: int,
         *,
+        nearness: Nearness,
         backend: str,
         device: torch.device | str,
     ) -> None:
         self.regions = regions
+        self.nearness = nearness
         self.batch_size = batch_size
         self.num_destinations = regions.count * block_destinations
         self.num_tokens = regions.count * regions.size
@@ -138,7 +153,8 @@ class HardAssignment(Assignment):
 
     def update(self, tokens: Tensor, destinations: Tensor) -> None:
         """Find the nearest destination of every token."""
-        regional.assign_nearest(tokens, destinations, self.regions.tiling, nearest=self.targets, backend=self.backend)
+        tiling = self.regions.tiling
+        regional.assign_nearest(tokens, destinations, tiling, self.nearness, nearest=self.targets, backend=self.backend)
         self._index()
 
     def fix(self) -> None:
@@ -160,6 +176,10 @@ class HardAssignment(Assignment):
         tokens = merged.reshape(-1, merged.shape[2]).index_select(0, self.rows)
         tokens = tokens.reshape(self.batch_size, self.num_tokens, -1)
         return tokens if residual is None else residual + tokens
+
+    def sizes(self) -> Tensor:
+        """The numbers of members."""
+        return self.offsets.diff().float()
 
     def matrix(self) -> Tensor:
         """One 1 in every column."""
@@ -202,6 +222,10 @@ class SliceAssignment(Assignment):
         """The merged tokens, then zeros."""
         tokens = functional.pad(merged, (0, 0, 0, self.num_tokens - self.num_destinations))
         return tokens if residual is None else residual + tokens
+
+    def sizes(self) -> Tensor:
+        """A token stands for itself alone."""
+        raise NotImplementedError("tokens that are cut off have no sizes")
 
     def matrix(self) -> Tensor:
         """Ones for the tokens that are taken, nothing for the others."""

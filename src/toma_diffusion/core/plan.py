@@ -15,7 +15,7 @@ from toma_diffusion.core.regions import Grid, Regions
 from toma_diffusion.core.schedule import Action
 from toma_diffusion.ops import regional
 from toma_diffusion.ops.backend import choose_backend
-from toma_diffusion.ops.regional import Backend
+from toma_diffusion.ops.regional import Backend, Nearness
 
 _FIXED_SEED = 0
 """Fixed choices come from a separate generator: torch's random state is never changed."""
@@ -44,6 +44,11 @@ class Plan(ABC):
     def buffers(self) -> list[Tensor]:
         """The tensors that are updated in place. They never move as long as the plan exists."""
         return []
+
+    @property
+    def log_sizes(self) -> Tensor | None:
+        """[B, D]: the logarithm of the number of tokens that each merged token stands for; None if nobody needs it."""
+        return None
 
     def begin_call(self) -> None:  # noqa: B027 (a plan that never changes has nothing to do here)
         """Prepare for one call of the denoiser, outside compiled code."""
@@ -120,12 +125,14 @@ class MergePlan(Plan):
 
     Args:
         grid: the image tokens' rows and columns.
-        config: ratio, min_tokens, selection, region, num_regions, assign, scale, unmerge and backend are read.
+        config: what concerns the plan is read: ratio, min_tokens, selection, regions, similarity, weights, backend.
         batch_size: number of samples.
+        parts: the batch is so many parts of the same pictures, one after another, such as the two halves of guidance.
+            Samples of one picture share destinations and weights, by the mean of their similarities.
         dtype: of the weights; use that of the tokens.
         device: that of the tokens.
         joint: select one set of destinations for the whole batch, by the sum of the samples' gains. For models in which
-            all samples share one position table. Otherwise every sample selects for itself, and a batch of four is
+            all samples share one position table. Otherwise every picture selects for itself, and a batch of four is
             identical to four batches of one, up to rounding.
         turn: index among the `num_plans` that blocks use in turn. Fixed choices (`random`, `strided`) depend on it.
         share_picks_with: another of these plans; both count their destinations together, for `rotation`.
@@ -139,15 +146,20 @@ class MergePlan(Plan):
         batch_size: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        parts: int = 1,
         joint: bool = False,
         turn: int = 0,
         share_picks_with: MergePlan | None = None,
     ) -> None:
+        if batch_size % parts:
+            raise ValueError(f"a batch of {batch_size} samples cannot be {parts} parts of equal size.")
         self.grid = grid
         self.config = config
         self.batch_size = batch_size
+        self.parts = parts
         self.joint = joint
-        self.regions = Regions.divide(grid, config.region, config.num_regions)
+        self.nearness = Nearness(config.distance_weight, parts)
+        self.regions = Regions.divide(grid, config.region, tokens=config.region_tokens, count=config.num_regions)
         self.assign_regions = self.regions if config.assign == "local" else Regions.divide(grid, "global")
         ratio = config.ratio if grid.num_tokens >= config.min_tokens else 0.0
         self.destinations_per_region = num_destinations(self.regions.size, ratio)
@@ -156,14 +168,18 @@ class MergePlan(Plan):
 
         block_destinations = self.num_destinations // self.assign_regions.count
         self.destinations = torch.zeros(
-            batch_size * self.assign_regions.count, block_destinations, dtype=torch.int64, device=device
+            batch_size // parts * self.assign_regions.count, block_destinations, dtype=torch.int64, device=device
         )
-        """[B·R, k]: indices of the destinations inside each region in which tokens are assigned."""
+        """[B·R / parts, k]: indices of the destinations inside each region in which tokens are assigned."""
         self.positions = torch.zeros(batch_size, self.num_destinations, dtype=torch.int64, device=device)
         """[B, D]: row-major indices of the destinations in the grid, in the order of the merged tokens."""
         self.picks: Tensor | None = self._make_picks(device) if share_picks_with is None else share_picks_with.picks
-        """[B·R, n], or [R, n] if joint: how often every token was chosen in this generation; None without rotation."""
+        """[B·R / parts, n], or [R, n] if joint: how often every token was chosen in this generation; None without
+        rotation."""
         self.assignment = self._make_assignment(block_destinations, dtype, device)
+        self._log_sizes: Tensor | None = None
+        if config.size_aware_attention and not isinstance(self.assignment, SliceAssignment):
+            self._log_sizes = torch.zeros(batch_size, self.num_destinations, dtype=dtype, device=device)
         self._has_destinations = False
         self._has_weights = False
         self.saw_gradients = False
@@ -177,12 +193,13 @@ class MergePlan(Plan):
             self._set_destinations(_fixed_choice(config.selection, self.regions, count, turn, device))
         if config.selection in _WITHOUT_TOKENS and not self.is_identity:
             self.assignment.fix()
+            self._set_log_sizes()
             self._has_weights = True
 
     def _make_picks(self, device: torch.device | str) -> Tensor | None:
         if not self.config.rotation or self.config.selection != "facility-location":
             return None
-        groups = (1 if self.joint else self.batch_size) * self.regions.count
+        groups = (1 if self.joint else self.batch_size // self.parts) * self.regions.count
         return torch.zeros(groups, self.regions.size, dtype=torch.float32, device=device)
 
     def _make_assignment(self, block_destinations: int, dtype: torch.dtype, device: torch.device | str) -> Assignment:
@@ -190,13 +207,21 @@ class MergePlan(Plan):
         if self.is_identity or config.selection == "slice":
             return SliceAssignment(self.grid.num_tokens, self.num_destinations)
         if config.is_hard:
-            return HardAssignment(regions, self.batch_size, block_destinations, backend=self.backend, device=device)
+            return HardAssignment(
+                regions,
+                self.batch_size,
+                block_destinations,
+                nearness=self.nearness,
+                backend=self.backend,
+                device=device,
+            )
         return SoftAssignment(
             regions,
             self.batch_size,
             block_destinations,
             scale=config.scale,
             unmerge=config.unmerge,
+            nearness=self.nearness,
             backend=self.backend,
             dtype=dtype,
             device=device,
@@ -220,8 +245,13 @@ class MergePlan(Plan):
     @property
     def buffers(self) -> list[Tensor]:
         """All tensors of the plan; their addresses never change."""
-        picks = [] if self.picks is None else [self.picks]
-        return [self.destinations, self.positions, *picks, *self.assignment.buffers()]
+        some = [buffer for buffer in (self.picks, self._log_sizes) if buffer is not None]
+        return [self.destinations, self.positions, *some, *self.assignment.buffers()]
+
+    @property
+    def log_sizes(self) -> Tensor | None:
+        """[B, D]; None unless `size_aware_attention` is set and tokens are merged."""
+        return self._log_sizes
 
     @property
     def num_bytes(self) -> int:
@@ -277,6 +307,7 @@ class MergePlan(Plan):
         if self.config.selection == "facility-location" and (action is Action.SELECT or not self._has_destinations):
             self._set_destinations(self._choose(tokens))
         self.assignment.update(tokens, self.destinations)
+        self._set_log_sizes()
         self._has_weights = True
 
     def forget(self) -> None:
@@ -293,7 +324,14 @@ class MergePlan(Plan):
         self._check(tokens, self.grid.num_tokens)
         if not torch.compiler.is_compiling() and regional.needs_gradient(tokens):
             self.saw_gradients = True
-        return tokens if self.is_identity else self._ready_assignment().merge(tokens)
+        if self.is_identity:
+            return tokens
+        assignment = self._ready_assignment()
+        merged = assignment.merge(tokens)
+        if not self.config.norm_preserving:
+            return merged
+        lengths = assignment.merge(_lengths(tokens))  # the mean length of every cluster
+        return merged * (lengths / _lengths(merged).clamp_min(torch.finfo(torch.float32).tiny)).to(merged.dtype)
 
     def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
         """[B, D, C] -> [B, N, C]: every token takes the mean of its destinations, added to the residual if given."""
@@ -316,7 +354,7 @@ class MergePlan(Plan):
         return table[self.positions[0] if self.joint else self.positions]
 
     def _choose(self, tokens: Tensor) -> Tensor:
-        """[B, N, d] -> [B, R, k], or [1, R, k] if joint: indices inside each region."""
+        """[B, N, d] -> [B / parts, R, k], or [1, R, k] if joint: indices inside each region."""
         if self.picks is None:
             return self._select(tokens, None)
         more = self.picks - self.picks.amin(dim=1, keepdim=True)  # relative to the least chosen token of the region:
@@ -331,20 +369,26 @@ class MergePlan(Plan):
             tokens,
             self.destinations_per_region,
             self.regions.tiling,
+            self.nearness,
             joint=self.joint,
             gain_scale=gain_scale,
             backend=self.backend,
         )
 
     def _set_destinations(self, local: Tensor) -> None:
-        """Store [B, R, k], or [R, k] for all samples, indices inside each region."""
-        self.positions.copy_(self.regions.positions(local))
-        if self.assign_regions is self.regions:
-            per_sample = local.expand(self.batch_size, self.regions.count, self.destinations_per_region)
-            self.destinations.copy_(per_sample.reshape(self.destinations.shape))
-        else:
-            self.destinations.copy_(self.positions)
+        """Store [B / parts, R, k], or [R, k] for all samples, indices inside each region."""
+        pictures = self.batch_size // self.parts
+        per_picture = local.expand(pictures, self.regions.count, self.destinations_per_region)
+        positions = self.regions.positions(per_picture)
+        self.positions.copy_(positions.repeat(self.parts, 1))
+        chosen = per_picture if self.assign_regions is self.regions else positions
+        self.destinations.copy_(chosen.reshape(self.destinations.shape))
         self._has_destinations = True
+
+    def _set_log_sizes(self) -> None:
+        if self._log_sizes is not None:
+            sizes = self.assignment.sizes().clamp_min(torch.finfo(torch.float32).tiny)
+            self._log_sizes.copy_(sizes.log().reshape(self._log_sizes.shape))
 
     def _ready_assignment(self) -> Assignment:
         if not self._has_weights:
@@ -370,6 +414,12 @@ class MergePlan(Plan):
 def num_destinations(region_size: int, ratio: float) -> int:
     """k = n − floor(n · ratio), at least 1: destinations in a region."""
     return max(1, region_size - math.floor(round(region_size * ratio, 6)))  # 100 · 0.29 is 28.999999999999996
+
+
+def _lengths(tokens: Tensor) -> Tensor:
+    """[B, N, C] -> float32 [B, N, 1]."""
+    lengths: Tensor = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=torch.float32)
+    return lengths
 
 
 def _fixed_choice(selection: str, regions: Regions, count: int, turn: int, device: torch.device | str) -> Tensor:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-import torch
 from torch import Tensor
 
 from toma_diffusion.config import REGIONS
@@ -45,29 +44,36 @@ class Regions:
     """The tokens as rows and columns; for stripes one row."""
     height: int
     width: int
+    grid_width: int
+    """Tokens in a row of the image."""
 
     @classmethod
-    def divide(cls, grid: Grid, kind: str, num_regions: int = 1) -> Regions:
-        """Cut `grid` into about `num_regions` regions.
+    def divide(cls, grid: Grid, kind: str, *, tokens: int | None = None, count: int | None = None) -> Regions:
+        """Cut `grid` into regions of about `tokens` tokens, or into about `count` regions.
 
         Regions must be equal, so the region shape that divides the grid and lies nearest to the one asked for is taken
         (see `_nearest_shape`); `describe()` says which.
 
         Args:
-            kind: `tile` (√num_regions × √num_regions rectangles), `stripe` (num_regions runs of the row-major
-                sequence) or `global` (one region; num_regions does not count).
+            kind: `tile` (squares of `tokens` tokens, or √count × √count rectangles of the grid's shape), `stripe` (runs
+                of the row-major sequence) or `global` (one region, whatever is asked for).
+            tokens: of a region.
+            count: number of regions. It counts if both are given.
         """
-        if num_regions < 1:
-            raise ValueError(f"num_regions={num_regions} is not allowed: it must be 1 or more.")
-        if kind == "tile":
-            per_side = math.sqrt(num_regions)
-            return cls(kind, grid, *_nearest_shape(grid, grid.height / per_side, grid.width / per_side))
+        if kind not in REGIONS:
+            raise ValueError(f"region kind {kind!r} is not known: use one of {', '.join(map(repr, REGIONS))}.")
+        if kind == "global":
+            return cls(kind, grid, grid.height, grid.width, grid.width)
+        number = count if count is not None else tokens
+        if number is None or number < 1:
+            raise ValueError(f"tokens={tokens}, count={count} is not allowed: one of them must be 1 or more.")
         if kind == "stripe":
             row = Grid(1, grid.num_tokens)
-            return cls(kind, row, *_nearest_shape(row, 1, grid.num_tokens / num_regions))
-        if kind == "global":
-            return cls(kind, grid, grid.height, grid.width)
-        raise ValueError(f"region kind {kind!r} is not known: use one of {', '.join(map(repr, REGIONS))}.")
+            length = number if count is None else grid.num_tokens / number
+            return cls(kind, row, *_nearest_shape(row, 1, length), grid.width)
+        side = math.sqrt(number)
+        height, width = (side, side) if count is None else (grid.height / side, grid.width / side)
+        return cls(kind, grid, *_nearest_shape(grid, height, width), grid.width)
 
     @property
     def size(self) -> int:
@@ -89,7 +95,7 @@ class Regions:
     @property
     def tiling(self) -> Tiling:
         """What operators need to find a region's tokens."""
-        return Tiling(self.layout.width, self.height, self.width, self.layout.height)
+        return Tiling(self.layout.width, self.height, self.width, self.layout.height, self.grid_width)
 
     def split(self, tokens: Tensor) -> Tensor:
         """[B, N, C] -> [B·R, n, C], the regions of a sample one after another."""
@@ -101,11 +107,7 @@ class Regions:
 
     def positions(self, local: Tensor) -> Tensor:
         """Indices inside each region to row-major indices of the grid: [..., R, k] -> [..., R·k]."""
-        region = torch.arange(self.count, device=local.device)[:, None]
-        columns = self.layout.width // self.width
-        row = region // columns * self.height + local // self.width
-        column = region % columns * self.width + local % self.width
-        return (row * self.layout.width + column).flatten(-2)
+        return self.tiling.positions(local).flatten(-2)
 
 
 @lru_cache(maxsize=256)

@@ -13,6 +13,8 @@ from toma_diffusion.config import Config
 from toma_diffusion.core import Action, Grid, Plan, Schedule
 from toma_diffusion.hooks.step import StepCounter, Tick
 
+PlanKey = tuple[str, int, Grid, int, int, torch.dtype, torch.device, bool]
+
 
 @dataclass(frozen=True)
 class Call:
@@ -46,18 +48,17 @@ class Slot:
     kind: str
     """The kind of its blocks. The plan has their grid."""
     make: Callable[..., Plan]
-    """Makes a plan from a grid, `batch_size`, `dtype`, `device` and `joint`. A later slot of a kind also gets the plan
-    of the first, as `share_picks_with`."""
+    """Makes a plan from a grid, `batch_size`, `parts`, `dtype`, `device` and `joint`. A later slot of a kind also gets
+    the plan of the first, as `share_picks_with`."""
     first_of_kind: Slot | None = None
     """The first slot of this kind, if blocks of one kind use several in turn and this is a later one."""
     plan: Plan | None = None
     """The plan of the current call."""
+    key: PlanKey | None = None
+    """Under which that plan is kept."""
     awaits_tokens: bool = False
     """Whether none of its sites has run yet in this call. The plan is updated from the tokens of the first that runs,
     which is not always the same: skip-layer guidance leaves out blocks, IP-Adapter masks leave out modules."""
-
-
-PlanKey = tuple[str, int, Grid, int, torch.dtype, torch.device, bool]
 
 
 @dataclass
@@ -83,6 +84,8 @@ class MergeState:
     """What the method does, in lines for `summary()`."""
     notes: set[str] = field(default_factory=set)
     """What calls had to do differently from the configuration, for `summary()`."""
+    guidance: str = ""
+    """Which samples or passes of the last call shared a plan, for `summary()`."""
     keeps_plans: bool = False
     """Whether plans of earlier generations are kept, because CUDA graphs of the denoiser read them."""
 
@@ -92,6 +95,8 @@ class MergeState:
         self._used: set[PlanKey] = set()
         self._captured: set[PlanKey] = set()
         """Plans that were used while a CUDA graph was captured around the denoiser. They are never freed."""
+        self._updated: set[PlanKey] = set()
+        """Plans that were updated in this step."""
         self._last_tick: Tick | None = None
         self._was_open = False
         """Whether anything was merged in this generation."""
@@ -131,6 +136,7 @@ class MergeState:
                 "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
                 "a pipeline, or use window=(0.0, 1.0)."
             )
+        self._note_updates(tick)
         if tick.begins:
             self._begin_generation(tick)
         action = self.schedule.action(tick.step, tick.num_steps) if self.enabled else None
@@ -146,10 +152,36 @@ class MergeState:
         self._was_open = self._was_open or action is not None
         self._last_tick = tick
         if self.active:
+            parts, ordinal = self._sharing(call, tick)
             for slot in self.slots:
-                slot.plan = self._plan(slot, call, tick.ordinal)
+                slot.key, slot.plan = self._plan(slot, call, ordinal, parts)
                 slot.awaits_tokens = True
                 slot.plan.begin_call()
+            if ordinal < tick.ordinal and all(slot.key in self._updated for slot in self.slots):
+                self.action = Action.REUSE  # another pass of guidance has updated these plans in this step
+
+    def _note_updates(self, tick: Tick) -> None:
+        """Note which plans the last call updated, if this call belongs to the same step."""
+        if tick.ordinal == 0:
+            self._updated.clear()
+        else:
+            self._updated |= {slot.key for slot in self.slots if slot.key is not None and not slot.awaits_tokens}
+
+    def _sharing(self, call: Call, tick: Tick) -> tuple[int, int]:
+        """Of how many parts that share a plan the batch consists, and the pass whose plans this call uses."""
+        asked, batch = self.config.guidance_parts, call.sample.shape[0]
+        if asked == 1:
+            self.guidance = "every sample chooses for itself"
+            return 1, tick.ordinal
+        parts = tick.parts if isinstance(asked, str) else asked
+        if batch % parts:
+            self.notes.add(f"guidance_parts={asked} does not divide a batch of {batch}: every sample chose for itself")
+            parts = 1
+        passes = "; passes over one sample share a plan" if tick.first_pass < tick.ordinal else ""
+        self.guidance = (
+            "samples choose for themselves" if parts == 1 else f"{parts} parts of guidance choose together"
+        ) + passes
+        return parts, tick.first_pass
 
     def _begin_generation(self, tick: Tick) -> None:
         """Keep the plans that the last generation used, and free the others."""
@@ -186,9 +218,9 @@ class MergeState:
         self.steps.reset()
         self.forget_choices()
 
-    def _plan(self, slot: Slot, call: Call, ordinal: int) -> Plan:
+    def _plan(self, slot: Slot, call: Call, ordinal: int, parts: int) -> tuple[PlanKey, Plan]:
         sample, grid = call.sample, call.grids[slot.kind]
-        key = (slot.name, ordinal, grid, sample.shape[0], sample.dtype, sample.device, call.joint)
+        key = (slot.name, ordinal, grid, sample.shape[0], parts, sample.dtype, sample.device, call.joint)
         if key not in self._plans:
             shared = {}
             if slot.first_of_kind is not None:
@@ -198,6 +230,7 @@ class MergeState:
                 plan = slot.make(
                     grid,
                     batch_size=sample.shape[0],
+                    parts=parts,
                     dtype=sample.dtype,
                     device=sample.device,
                     joint=call.joint,
@@ -211,4 +244,4 @@ class MergeState:
         self._used.add(key)
         if sample.is_cuda and torch.cuda.is_current_stream_capturing():
             self._captured.add(key)
-        return self._plans[key]
+        return key, self._plans[key]

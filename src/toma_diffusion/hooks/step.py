@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,11 @@ class Tick:
     """Steps of this generation, if known."""
     ordinal: int
     """Which pass over the step this is, from 0."""
+    first_pass: int
+    """The first pass over the step with the very same sample. Another one than this: guidance makes several passes."""
+    parts: int
+    """Of how many parts the batch consists that are the same pictures with other prompts, as the running pipeline
+    says; 1 if it is not known."""
     is_exact: bool
     """Whether the step was set by the user or read from a scheduler, not inferred from the identity of tensors."""
 
@@ -94,10 +100,12 @@ class StepCounter:
 
     def read(self, model: nn.Module, sample: Tensor, conditioning: Tensor | None, timestep: Any = None) -> Tick:
         """Count one call of the denoiser."""
+        found = running_pipeline(model)
+        self._parts = 1 if found is None else found.parts(sample.shape[0])
         if self._given_step is not None:
             self._step = self._given_step
             return self._note(sample, conditioning, self._given_num_steps, is_exact=True)
-        running = running_pipeline(model) if self._given_num_steps is None else None
+        running = found.pipeline if found is not None and self._given_num_steps is None else None
         scheduler = self._scheduler(running)
         timesteps = getattr(scheduler, "timesteps", None)
         if self._step >= 0 and not self._timesteps.holds(timesteps):
@@ -187,10 +195,35 @@ class StepCounter:
         if not self._passes:
             self._conditioning = _Identity(conditioning)
         self._passes.append((_Identity(sample), _Identity(conditioning), tuple(sample.shape)))
-        return Tick(self._step, num_steps, len(self._passes) - 1, is_exact)
+        ordinal = len(self._passes) - 1
+        first = next(index for index, (known, _, _) in enumerate(self._passes) if known.holds(sample))
+        return Tick(self._step, num_steps, ordinal, first, self._parts, is_exact)
 
 
-def running_pipeline(model: nn.Module) -> Any:
+@dataclass(frozen=True)
+class Running:
+    """A pipeline that is running."""
+
+    pipeline: Any
+    variables: Mapping[str, Any]
+    """Of its call."""
+
+    def parts(self, batch: int) -> int:
+        """Of how many parts a batch of the denoiser consists that are the same pictures with other prompts.
+
+        Pipelines put the parts one after another: without the prompt, with it, perturbed or without the image. If the
+        batch is not the pictures times their number, it is something else, such as views of a panorama: 1.
+        """
+        pictures = self.variables.get("latents")
+        guided = getattr(self.pipeline, "do_classifier_free_guidance", None)
+        guided = self.variables.get("do_classifier_free_guidance") if guided is None else guided
+        perturbed = getattr(self.pipeline, "do_perturbed_attention_guidance", False)
+        by_image = guided and getattr(self.pipeline, "image_guidance_scale", None) is not None
+        parts = 1 + sum(each is True for each in (guided, perturbed, bool(by_image)))
+        return parts if isinstance(pictures, Tensor) and batch == parts * pictures.shape[0] else 1
+
+
+def running_pipeline(model: nn.Module) -> Running | None:
     """The pipeline that is running and has `model` for its denoiser; None if there is none.
 
     It is searched for on Python's stack: a function `__call__` whose argument `self` or `components` has a scheduler
@@ -202,7 +235,7 @@ def running_pipeline(model: nn.Module) -> Any:
         if code.co_name == "__call__":
             for name in OWNERS:
                 if name in code.co_varnames[: code.co_argcount] and _holds(frame.f_locals.get(name), model):
-                    return frame.f_locals[name]
+                    return Running(frame.f_locals[name], frame.f_locals)
         frame = frame.f_back  # type: ignore[assignment]
     return None
 

@@ -64,6 +64,8 @@ class Summary:
     """What ran the operators: `torch`, `triton` or `torch+triton`. None before the first call of the denoiser."""
     fallbacks: tuple[str, ...]
     """Operators that ran in plain torch although kernels were requested, and why."""
+    guidance: str
+    """Which samples or passes of the last call shared a plan. Empty before the first call."""
     plan_bytes: int
     """Memory held by the plans."""
     multiplications: float | None
@@ -93,6 +95,8 @@ class Summary:
         start, end = config.window
         lines = list(self.description)
         lines[-1] += ", in all steps" if (start, end) == (0, 1) else f", from {start:.0%} to {end:.0%} of the steps"
+        if self.guidance:
+            lines.append(self.guidance)
         if self.backend is not None:
             lines.append(f"operators: {BACKEND_NAMES[self.backend]}; plans take {self.plan_bytes / 2**20:.1f} MiB")
         lines += [f"in plain torch: {fallback}" for fallback in self.fallbacks]
@@ -140,6 +144,7 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
         description=state.description,
         backend="+".join(sorted({backend.name for _, backend in ran})) or None,
         fallbacks=tuple(sorted(fallbacks)),
+        guidance=state.guidance,
         plan_bytes=state.num_bytes,
         multiplications=whole,
         merged_multiplications=merged_cost,

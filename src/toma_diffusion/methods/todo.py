@@ -60,6 +60,7 @@ class DownsamplePlan(Plan):
         *,
         factor: int,
         batch_size: int,
+        parts: int = 1,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         joint: bool = False,

@@ -85,6 +85,7 @@ class MatchingPlan(Plan):
         config: ToMeSDConfig,
         sampler: CellSampler,
         batch_size: int,
+        parts: int = 1,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         joint: bool = False,

@@ -15,9 +15,17 @@ import torch
 from torch import Tensor
 
 from toma_diffusion.ops import reference
-from toma_diffusion.ops.reference import facility_location_value, mean_weights, tokens_at_once
+from toma_diffusion.ops.reference import (
+    LEAST_COSINE,
+    assign_to_themselves,
+    facility_location_value,
+    mean_weights,
+    tokens_at_once,
+)
 
 __all__ = [
+    "LEAST_COSINE",
+    "assign_to_themselves",
     "cosine_similarity",
     "facility_location",
     "facility_location_value",
@@ -32,38 +40,59 @@ __all__ = [
 NAMESPACE = "toma_diffusion"
 
 
-def _fake_cosine_similarity(tokens: Tensor) -> Tensor:
+def _fake_cosine_similarity(tokens: Tensor, parts: int = 1) -> Tensor:
     dtype = torch.promote_types(tokens.dtype, torch.float32)
-    return tokens.new_empty((tokens.shape[0], tokens.shape[1], tokens.shape[1]), dtype=dtype)
+    return tokens.new_empty((tokens.shape[0] // parts, tokens.shape[1], tokens.shape[1]), dtype=dtype)
 
 
-def _fake_facility_location(similarity: Tensor, num_select: int, gain_scale: Tensor | None = None) -> Tensor:
+def _fake_facility_location(
+    similarity: Tensor, num_select: int, gain_scale: Tensor | None = None, least: float = LEAST_COSINE
+) -> Tensor:
     return similarity.new_empty((similarity.shape[0], num_select), dtype=torch.int64)
 
 
-def _fake_merge_weights(tokens: Tensor, destinations: Tensor, scale: float, sources: Tensor | None = None) -> Tensor:
+def _fake_merge_weights(
+    tokens: Tensor,
+    destinations: Tensor,
+    scale: float,
+    sources: Tensor | None = None,
+    penalty: Tensor | None = None,
+    parts: int = 1,
+) -> Tensor:
     columns = (tokens if sources is None else sources).shape[1]
-    return tokens.new_empty((tokens.shape[0], destinations.shape[1], columns))
+    return tokens.new_empty((tokens.shape[0] // parts, destinations.shape[1], columns))
 
 
-def _fake_nearest_destinations(tokens: Tensor, destinations: Tensor) -> Tensor:
-    return tokens.new_empty(tokens.shape[:2], dtype=torch.int64)
+def _fake_nearest_destinations(
+    tokens: Tensor,
+    destinations: Tensor,
+    sources: Tensor | None = None,
+    penalty: Tensor | None = None,
+    parts: int = 1,
+) -> Tensor:
+    columns = (tokens if sources is None else sources).shape[1]
+    return tokens.new_empty((tokens.shape[0] // parts, columns), dtype=torch.int64)
 
 
 _library = torch.library.Library(NAMESPACE, "DEF")
 for _signature, _implementation, _fake in (
-    ("(Tensor tokens) -> Tensor", reference.cosine_similarity, _fake_cosine_similarity),
+    ("(Tensor tokens, int parts=1) -> Tensor", reference.cosine_similarity, _fake_cosine_similarity),
     (
-        "(Tensor similarity, int num_select, Tensor? gain_scale=None) -> Tensor",
+        "(Tensor similarity, int num_select, Tensor? gain_scale=None, float least=-1.0) -> Tensor",
         reference.facility_location,
         _fake_facility_location,
     ),
     (
-        "(Tensor tokens, Tensor destinations, float scale, Tensor? sources=None) -> Tensor",
+        "(Tensor tokens, Tensor destinations, float scale, Tensor? sources=None, Tensor? penalty=None, int parts=1)"
+        " -> Tensor",
         reference.merge_weights,
         _fake_merge_weights,
     ),
-    ("(Tensor tokens, Tensor destinations) -> Tensor", reference.nearest_destinations, _fake_nearest_destinations),
+    (
+        "(Tensor tokens, Tensor destinations, Tensor? sources=None, Tensor? penalty=None, int parts=1) -> Tensor",
+        reference.nearest_destinations,
+        _fake_nearest_destinations,
+    ),
 ):
     _name = _implementation.__name__
     _library.define(_name + _signature)
@@ -73,43 +102,63 @@ for _signature, _implementation, _fake in (
 _ops = getattr(torch.ops, NAMESPACE)
 
 
-def cosine_similarity(tokens: Tensor) -> Tensor:
-    """S_ij = cos(X_i, X_j), in float32 or better: `[B, n, d]` -> `[B, n, n]`."""
+def cosine_similarity(tokens: Tensor, parts: int = 1) -> Tensor:
+    """S_ij = cos(X_i, X_j), in float32 or better: `[B, n, d]` -> `[B, n, n]`.
+
+    If the batch consists of `parts` of equal size, one after another: their mean, `[B / parts, n, n]`.
+    """
     _require(tokens.ndim == 3, "tokens", tokens, "[batch, tokens, width]")
-    similarity: Tensor = _ops.cosine_similarity(tokens.detach())
+    similarity: Tensor = _ops.cosine_similarity(tokens.detach(), parts)
     return similarity
 
 
-def facility_location(similarity: Tensor, num_select: int, gain_scale: Tensor | None = None) -> Tensor:
+def facility_location(
+    similarity: Tensor, num_select: int, gain_scale: Tensor | None = None, least: float = LEAST_COSINE
+) -> Tensor:
     """Greedy destinations by facility location: `[B, n, m]` -> `int64 [B, k]`, in the order of picking.
 
-    See `reference.facility_location` for the formula, and for `gain_scale` `[B, n]`.
+    See `reference.facility_location` for the formula, for `gain_scale` `[B, n]` and for `least`.
     """
     _require(similarity.ndim == 3, "similarity", similarity, "[batch, candidates, tokens]")
     if not 1 <= num_select <= similarity.shape[1]:
         raise ValueError(f"num_select={num_select} is not allowed: from 1 to the {similarity.shape[1]} candidates.")
     expected = f"{list(similarity.shape[:2])}, a factor for each candidate"
     _require(gain_scale is None or gain_scale.shape == similarity.shape[:2], "gain_scale", gain_scale, expected)
-    picks: Tensor = _ops.facility_location(similarity, num_select, gain_scale)
+    picks: Tensor = _ops.facility_location(similarity, num_select, gain_scale, least)
     return picks
 
 
-def merge_weights(tokens: Tensor, destinations: Tensor, scale: float, sources: Tensor | None = None) -> Tensor:
-    """A = softmax(scale · cos) over the destinations: `[B, n, d]`, `[B, k]` -> `[B, k, n]`, columns sum to 1.
+def merge_weights(
+    tokens: Tensor,
+    destinations: Tensor,
+    scale: float,
+    sources: Tensor | None = None,
+    penalty: Tensor | None = None,
+    parts: int = 1,
+) -> Tensor:
+    """A = softmax(scale · S) over the destinations: `[B, n, d]`, `[B, k]` -> `[B, k, n]`, columns sum to 1.
 
-    Of `sources` `[B, m, d]` only, if they are given: `[B, k, m]`.
+    See `reference.merge_weights` for S and the other arguments.
     """
-    _require_destinations(tokens, destinations)
+    _require_destinations(tokens, destinations, parts)
     weights: Tensor = _ops.merge_weights(
-        tokens.detach(), destinations, scale, None if sources is None else sources.detach()
+        tokens.detach(), destinations, scale, None if sources is None else sources.detach(), penalty, parts
     )
     return weights
 
 
-def nearest_destinations(tokens: Tensor, destinations: Tensor) -> Tensor:
+def nearest_destinations(
+    tokens: Tensor,
+    destinations: Tensor,
+    sources: Tensor | None = None,
+    penalty: Tensor | None = None,
+    parts: int = 1,
+) -> Tensor:
     """Which destination every token is nearest to: `[B, n, d]`, `[B, k]` -> `int64 [B, n]`."""
-    _require_destinations(tokens, destinations)
-    nearest: Tensor = _ops.nearest_destinations(tokens.detach(), destinations)
+    _require_destinations(tokens, destinations, parts)
+    nearest: Tensor = _ops.nearest_destinations(
+        tokens.detach(), destinations, None if sources is None else sources.detach(), penalty, parts
+    )
     return nearest
 
 
@@ -132,11 +181,10 @@ def unmerge(merged: Tensor, weights: Tensor, method: str = "transpose") -> Tenso
     return reference.unmerge(merged, weights, method == "pseudo-inverse")
 
 
-def _require_destinations(tokens: Tensor, destinations: Tensor) -> None:
+def _require_destinations(tokens: Tensor, destinations: Tensor, parts: int) -> None:
     _require(tokens.ndim == 3, "tokens", tokens, "[batch, tokens, width]")
-    _require(
-        destinations.ndim == 2 and destinations.shape[0] == tokens.shape[0], "destinations", destinations, "[batch, k]"
-    )
+    fits = destinations.ndim == 2 and destinations.shape[0] * parts == tokens.shape[0]
+    _require(fits, "destinations", destinations, "[batch, k]" if parts == 1 else f"[batch / {parts}, k]")
 
 
 def _require(holds: bool, name: str, tensor: Tensor | None, expected: str) -> None:

@@ -11,11 +11,13 @@ import torch
 
 OLDEST_GPU = (7, 0)
 """The lowest compute capability that Triton supports."""
-LARGEST_SELECTED = 128
+LARGEST_IN_REGISTERS = 128
 """Tokens of a region up to which one kernel computes the similarity and chooses: 128² float32 in 8 warps' registers
-are 64 a thread."""
-LARGEST_WEIGHED = 128
-"""Tokens of a region up to which one kernel computes the weights."""
+are 64 a thread. Up to `LARGEST_SELECTED` two kernels do it, by a similarity in memory."""
+LARGEST_SELECTED = 1024
+"""Tokens of a region up to which kernels choose destinations."""
+LARGEST_WEIGHED = 1024
+"""Tokens of a region up to which a kernel computes the weights."""
 
 
 @cache

@@ -14,6 +14,9 @@ from torch import Tensor
 
 LEAST_COSINE = -1.0
 LEAST_NORM = 1e-12
+TIE = 1e-5
+"""Gains that differ by no more are equal. Two tokens that cover only each other have the same gain, whichever is
+picked; rounding must not decide between them, or other hardware would choose others."""
 
 
 def cosine(left: Tensor, right: Tensor) -> Tensor:
@@ -22,36 +25,47 @@ def cosine(left: Tensor, right: Tensor) -> Tensor:
     return _products(left, right.mT) / norms
 
 
-def cosine_similarity(tokens: Tensor) -> Tensor:
-    """S_ij = cos(X_i, X_j): [B, n, d] -> [B, n, n]."""
-    return cosine(tokens, tokens)
+def mean_cosine(left: Tensor, right: Tensor, parts: int) -> Tensor:
+    """The mean cosine of the parts that a batch consists of: [parts·B, k, d], [parts·B, n, d] -> [B, k, n]."""
+    cosines = cosine(left, right)
+    return cosines if parts == 1 else cosines.reshape(parts, -1, *cosines.shape[1:]).mean(dim=0)
 
 
-def facility_location(similarity: Tensor, num_select: int, gain_scale: Tensor | None = None) -> Tensor:
+def cosine_similarity(tokens: Tensor, parts: int = 1) -> Tensor:
+    """S_ij = cos(X_i, X_j): [B, n, d] -> [B, n, n]; the mean of the parts that a batch consists of."""
+    return mean_cosine(tokens, tokens, parts)
+
+
+def facility_location(
+    similarity: Tensor, num_select: int, gain_scale: Tensor | None = None, least: float = LEAST_COSINE
+) -> Tensor:
     """Greedy maximisation of f(T) = Σ_j max_{i∈T} S_ij, within 1 − 1/e of the best set of that size.
 
     A good destination is one that many tokens resemble and that no earlier destination already stands for. Each pick
     takes the candidate of the largest gain Σ_j max(0, S_ij − c_j), where c_j is how well j is covered so far. Coverage
-    starts at the least cosine, −1, so that the first pick is the largest row sum. A candidate is picked once; a tie
+    starts at the least similarity, so that the first pick is the largest row sum. A candidate is picked once; a tie
     goes to the lowest index.
 
     Args:
-        similarity: `[B, n, m]`, of n candidates to m tokens, each ≥ −1. To choose among a region's own tokens n = m;
+        similarity: `[B, n, m]`, of n candidates to m tokens. To choose among a region's own tokens n = m;
             to choose jointly for several samples, their tokens stand side by side in m, and the gains add up.
         num_select: how many to pick, 1 ≤ k ≤ n.
         gain_scale: `[B, n]`, above 0: what the candidates' gains are multiplied by, if anything.
+        least: no similarity is below it. For cosines −1.
 
     Returns:
         `int64 [B, k]`, in the order of picking: the first j columns are the answer for k = j.
     """
     batch, candidates, tokens = similarity.shape
-    coverage = similarity.new_full((batch, 1, tokens), LEAST_COSINE)  # c
+    coverage = similarity.new_full((batch, 1, tokens), least)  # c
     chosen = torch.zeros(batch, candidates, dtype=torch.bool, device=similarity.device)
     picks = torch.empty(batch, num_select, dtype=torch.int64, device=similarity.device)
     for step in range(num_select):
         gain = (similarity - coverage).clamp_min(0).sum(dim=-1)  # [B, n]
         gain = gain if gain_scale is None else gain * gain_scale
-        pick = gain.masked_fill(chosen, -torch.inf).argmax(dim=-1, keepdim=True)  # [B, 1], first of the largest
+        gain = gain.nan_to_num(0.0).masked_fill(chosen, -torch.inf)  # a NaN is no larger than anything
+        largest = gain.amax(dim=-1, keepdim=True)
+        pick = (gain >= largest - TIE).to(torch.uint8).argmax(dim=-1, keepdim=True)  # [B, 1], first of the largest
         coverage = torch.maximum(coverage, similarity.gather(1, pick[:, :, None].expand(-1, -1, tokens)))
         chosen.scatter_(1, pick, True)
         picks[:, step] = pick[:, 0]
@@ -64,38 +78,62 @@ def facility_location_value(similarity: Tensor, destinations: Tensor) -> Tensor:
     return rows.cummax(dim=1).values.sum(dim=-1)
 
 
-def merge_weights(tokens: Tensor, destinations: Tensor, scale: float, sources: Tensor | None = None) -> Tensor:
-    """A = softmax(scale · cos(X_T, X)) over the destinations: each token's column sums to 1.
+def merge_weights(
+    tokens: Tensor,
+    destinations: Tensor,
+    scale: float,
+    sources: Tensor | None = None,
+    penalty: Tensor | None = None,
+    parts: int = 1,
+) -> Tensor:
+    """A = softmax(scale · S(X_T, X)) over the destinations: each token's column sums to 1. S is the cosine.
 
     Args:
         tokens: X, `[B, n, d]`.
         destinations: T, `int64 [B, k]`, indices into n.
         scale: 1/τ. The larger, the closer A is to 0/1.
         sources: `[B, m, d]`, the tokens whose columns are wanted; all if not given.
+        penalty: `[B, k, m]`, or one that broadcasts to it: what is subtracted from the cosines, if anything.
+        parts: the batch of `tokens` and `sources` is so many times larger. S is the mean of these parts.
 
     Returns:
         A, `[B, k, n]`, or `[B, k, m]` of the sources, in the tokens' dtype.
     """
-    chosen = tokens.gather(1, destinations[:, :, None].expand(-1, -1, tokens.shape[2]))  # [B, k, d]
+    similarity = mean_cosine(tokens if sources is None else sources, _chosen(tokens, destinations, parts), parts)
+    if penalty is not None:
+        similarity = similarity - penalty.mT
     # Over the last dimension, then transposed: over the first, torch's softmax is many times slower on a GPU.
-    return (
-        (scale * cosine(tokens if sources is None else sources, chosen))
-        .softmax(dim=-1)
-        .to(tokens.dtype)
-        .mT.contiguous()
-    )
+    return (scale * similarity).softmax(dim=-1).to(tokens.dtype).mT.contiguous()
 
 
-def nearest_destinations(tokens: Tensor, destinations: Tensor) -> Tensor:
+def nearest_destinations(
+    tokens: Tensor,
+    destinations: Tensor,
+    sources: Tensor | None = None,
+    penalty: Tensor | None = None,
+    parts: int = 1,
+) -> Tensor:
     """The limit of `merge_weights` for a scale without bound: [B, n, d], [B, k] -> int64 [B, n], each 0 ≤ … < k.
 
-    Every token goes to its nearest destination, the first of equals; a destination to itself.
+    Every token goes to its nearest destination, the first of equals; a destination to itself. Arguments as in
+    `merge_weights`. Of `sources` the nearest is found without looking whether they are destinations themselves.
     """
-    chosen = tokens.gather(1, destinations[:, :, None].expand(-1, -1, tokens.shape[2]))  # [B, k, d]
-    part = tokens_at_once(tokens.shape[0], destinations.shape[1])
-    nearest = torch.cat([cosine(some, chosen).argmax(dim=-1) for some in tokens.split(part, dim=1)], dim=1)
-    slots = torch.arange(destinations.shape[1], device=tokens.device).expand_as(destinations)
+    similarity = mean_cosine(tokens if sources is None else sources, _chosen(tokens, destinations, parts), parts)
+    if penalty is not None:
+        similarity = similarity - penalty.mT
+    nearest = similarity.argmax(dim=-1)
+    return nearest if sources is not None else assign_to_themselves(nearest, destinations)
+
+
+def assign_to_themselves(nearest: Tensor, destinations: Tensor) -> Tensor:
+    """Send every destination to itself, also where an equal one comes before it: [B, n], [B, k] -> [B, n]."""
+    slots = torch.arange(destinations.shape[1], device=nearest.device).expand_as(destinations)
     return nearest.scatter(1, destinations, slots)
+
+
+def _chosen(tokens: Tensor, destinations: Tensor, parts: int) -> Tensor:
+    """X_T: [parts·B, n, d], [B, k] -> [parts·B, k, d]."""
+    return tokens.gather(1, destinations.repeat(parts, 1)[:, :, None].expand(-1, -1, tokens.shape[2]))
 
 
 def tokens_at_once(batch: int, num_destinations: int) -> int:

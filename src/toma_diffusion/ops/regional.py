@@ -7,6 +7,7 @@ Kernels read tiles in place; plain torch reorders the tokens. Where a kernel can
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -44,8 +45,9 @@ def backends(backend: str, select_size: int, assign_size: int, assign_count: int
         return dict.fromkeys(names, Backend("torch"))
     found = dict.fromkeys(names, Backend("triton"))
     if select_size > LARGEST_SELECTED:
-        reason = f"regions of {select_size} tokens; its kernel takes up to {LARGEST_SELECTED}"
-        found["selection"] = Backend("torch", f"the similarity of {reason}")
+        found["selection"] = Backend(
+            "torch", f"regions of {select_size} tokens; the kernels take up to {LARGEST_SELECTED}"
+        )
     if assign_count == 1:
         found["weights"] = Backend("torch", "one product over the whole grid, which torch's library does fastest")
     elif assign_size > LARGEST_WEIGHED:
@@ -55,74 +57,142 @@ def backends(backend: str, select_size: int, assign_size: int, assign_count: int
     return found
 
 
+class Nearness(NamedTuple):
+    """When tokens are similar: S = the mean over the parts of their cosine, minus w times their squared distance."""
+
+    distance_weight: float = 0.0
+    """w."""
+    parts: int = 1
+    """The samples of a batch are so many parts of the same pictures, one after another. Samples of one picture share
+    destinations and weights."""
+
+
 def select(
     tokens: Tensor,
     num_select: int,
     tiling: Tiling,
+    nearness: Nearness = Nearness(),  # noqa: B008 (immutable)
     *,
     joint: bool = False,
     gain_scale: Tensor | None = None,
     backend: str = "torch",
 ) -> Tensor:
-    """Choose destinations in every region: [B, N, d] -> int64 [B, R, k], indices inside each region.
+    """Choose destinations in every region: [parts·B, N, d] -> int64 [B, R, k], indices inside each region.
 
     Args:
-        joint: choose once for all samples, by the sum of their gains: [1, R, k].
+        joint: choose once for all pictures, by the sum of their gains: [1, R, k].
         gain_scale: `[B·R, n]`, or `[R, n]` if joint: what gains are multiplied by.
     """
-    batch, size, count = tokens.shape[0], tiling.size, tiling.num_regions
-    alone = not joint or batch == 1
-    choose = ops.facility_location
-    if backend == "triton":
+    weight, parts = nearness
+    pictures, size, count = tokens.shape[0] // parts, tiling.size, tiling.num_regions
+    alone = not joint or pictures == 1
+    if backend == "triton" and size <= LARGEST_SELECTED:
         from toma_diffusion.ops import triton_facility_location as kernels
 
-        if alone and size <= LARGEST_SELECTED:
-            picks = kernels.select(tokens.detach(), num_select, tiling, gain_scale)
+        if alone:
+            picks = kernels.select(
+                tokens.detach(), num_select, tiling, distance_weight=weight, parts=parts, gain_scale=gain_scale
+            )
             return picks.reshape(-1, count, num_select)
-        choose = kernels.select_from_similarity
-    similarity = ops.cosine_similarity(tiling.split(tokens))  # [B·R, n, n]
-    if not alone:  # candidates of a region × that region's tokens in all samples, side by side
-        similarity = similarity.reshape(batch, count, size, size).permute(1, 2, 0, 3).flatten(2)
-    return choose(similarity, num_select, gain_scale).reshape(-1, count, num_select)
+        similarity = kernels.measure(tokens.detach(), tiling, distance_weight=weight, parts=parts)
+        similarity = similarity.reshape(pictures, count, size, size).transpose(0, 1).flatten(1, 2)
+        least = ops.LEAST_COSINE - weight * tiling.largest_distance
+        picks = kernels.select_from_similarity(similarity, num_select, gain_scale, least=least)
+        return picks.reshape(-1, count, num_select)
+    similarity = ops.cosine_similarity(tiling.split(tokens), parts)  # [B·R, n, n]
+    if weight:
+        similarity = similarity - weight * _distances(tiling, similarity.device).repeat(pictures, 1, 1)
+    if not alone:  # candidates of a region × that region's tokens in all pictures, side by side
+        similarity = similarity.reshape(pictures, count, size, size).permute(1, 2, 0, 3).flatten(2)
+    least = ops.LEAST_COSINE - weight * tiling.largest_distance
+    return ops.facility_location(similarity, num_select, gain_scale, least).reshape(-1, count, num_select)
 
 
 def weigh(
     tokens: Tensor,
     destinations: Tensor,
     tiling: Tiling,
+    nearness: Nearness = Nearness(),  # noqa: B008
     *,
     scale: float,
     weights: Tensor,
     means: Tensor,
     backend: str = "torch",
 ) -> None:
-    """Write A and M of every region into `weights` and `means` [B·R, k, n], from [B, N, d] and [B·R, k]."""
-    if backend == "triton" and tiling.size <= LARGEST_WEIGHED and tiling.num_regions > 1:
+    """Write A and M of every region into `weights` and `means` [B·R, k, n], from [B, N, d] and [B·R / parts, k]."""
+    weight, parts = nearness
+    if _has_weights_kernel(tiling, backend):
         from toma_diffusion.ops import triton_weights
 
-        triton_weights.weigh(tokens.detach(), destinations, tiling, scale=scale, weights=weights, means=means)
+        triton_weights.weigh(
+            tokens.detach(),
+            destinations,
+            tiling,
+            distance_weight=weight,
+            parts=parts,
+            scale=scale,
+            weights=weights,
+            means=means,
+        )
         return
     regions = tiling.split(tokens)
-    part = ops.tokens_at_once(*destinations.shape)
-    for start in range(0, tiling.size, part):  # of a global matrix a part at a time, to save memory
-        sources = regions[:, start : start + part]
-        weights[:, :, start : start + part] = ops.merge_weights(regions, destinations, scale, sources)
+    for start, sources, penalty in _in_pieces(regions, destinations, tiling, weight):
+        piece = ops.merge_weights(regions, destinations, scale, sources, penalty, parts)
+        weights[:, :, start : start + sources.shape[1]] = piece.repeat(parts, 1, 1)
     ops.mean_weights(weights, out=means)
 
 
 def assign_nearest(
-    tokens: Tensor, destinations: Tensor, tiling: Tiling, *, nearest: Tensor, backend: str = "torch"
+    tokens: Tensor,
+    destinations: Tensor,
+    tiling: Tiling,
+    nearness: Nearness = Nearness(),  # noqa: B008
+    *,
+    nearest: Tensor,
+    backend: str = "torch",
 ) -> None:
-    """Write into `nearest` [B, N] which merged token, 0 ≤ … < D, each of [B, N, d] goes to, given [B·R, k]."""
-    if backend == "triton" and tiling.size <= LARGEST_WEIGHED and tiling.num_regions > 1:
+    """Write into `nearest` [B, N] which merged token, 0 ≤ … < D, each of [B, N, d] goes to, given [B·R / parts, k]."""
+    weight, parts = nearness
+    if _has_weights_kernel(tiling, backend):
         from toma_diffusion.ops import triton_weights
 
-        triton_weights.weigh(tokens.detach(), destinations, tiling, nearest=nearest)
+        triton_weights.weigh(
+            tokens.detach(), destinations, tiling, distance_weight=weight, parts=parts, nearest=nearest
+        )
         return
-    slots = ops.nearest_destinations(tiling.split(tokens), destinations)  # [B·R, n]
+    regions = tiling.split(tokens)
+    pieces = [
+        ops.nearest_destinations(regions, destinations, sources, penalty, parts)
+        for _, sources, penalty in _in_pieces(regions, destinations, tiling, weight)
+    ]
+    slots = ops.assign_to_themselves(torch.cat(pieces, dim=1), destinations)  # [B·R / parts, n]
     region = torch.arange(slots.shape[0], device=slots.device)[:, None] % tiling.num_regions
     merged = (slots + region * destinations.shape[1])[:, :, None]
-    nearest.copy_(tiling.join(merged)[:, :, 0])
+    nearest.copy_(tiling.join(merged)[:, :, 0].repeat(parts, 1))
+
+
+def _has_weights_kernel(tiling: Tiling, backend: str) -> bool:
+    return backend == "triton" and tiling.size <= LARGEST_WEIGHED and tiling.num_regions > 1
+
+
+def _in_pieces(
+    regions: Tensor, destinations: Tensor, tiling: Tiling, distance_weight: float
+) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+    """The tokens of all regions, as many at once as memory allows: where they start, the tokens, their penalties."""
+    piece = ops.tokens_at_once(regions.shape[0], destinations.shape[1])
+    for start in range(0, tiling.size, piece):
+        sources = regions[:, start : start + piece]
+        penalty = None
+        if distance_weight:
+            local = torch.arange(start, start + sources.shape[1], device=regions.device)
+            penalty = distance_weight * tiling.squared_distance(destinations, local)
+        yield start, sources, penalty
+
+
+def _distances(tiling: Tiling, device: torch.device) -> Tensor:
+    """[R, n, n]: the squared distances inside every region."""
+    local = torch.arange(tiling.size, device=device)
+    return tiling.squared_distance(local.expand(tiling.num_regions, -1), local)
 
 
 def merge(tokens: Tensor, means: Tensor, tiling: Tiling, *, backend: str = "torch") -> Tensor:

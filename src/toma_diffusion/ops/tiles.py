@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -17,6 +18,8 @@ class Tiling(NamedTuple):
     """Of a region, like `width`."""
     width: int
     layout_height: int
+    grid_width: int
+    """Tokens in a row of the image. Another number than `layout_width` for stripes, whose layout is one long row."""
 
     @property
     def size(self) -> int:
@@ -32,6 +35,33 @@ class Tiling(NamedTuple):
     def num_regions(self) -> int:
         """Number of regions."""
         return self.length // self.size
+
+    @property
+    def largest_distance(self) -> float:
+        """No squared distance between two tokens of a region is larger."""
+        rows = self.height + self.width // self.grid_width
+        columns = min(self.width, self.grid_width)
+        return (rows**2 + columns**2) / self.size
+
+    def positions(self, local: Tensor) -> Tensor:
+        """Indices inside each region to row-major indices of the grid: [..., R, k] -> [..., R, k]."""
+        region = torch.arange(self.num_regions, device=local.device)[:, None]
+        columns = self.layout_width // self.width
+        row = region // columns * self.height + local // self.width
+        column = region % columns * self.width + local % self.width
+        return row * self.layout_width + column
+
+    def squared_distance(self, left: Tensor, right: Tensor) -> Tensor:
+        """Of tokens of the same region, in sides of a region: indices [B·R, k], [n] -> float32 [B·R, k, n]."""
+        from_row, from_column = self._coordinates(left.reshape(-1, self.num_regions, left.shape[-1]))
+        to_row, to_column = self._coordinates(right.expand(1, self.num_regions, -1))
+        rows = (from_row[:, :, :, None] - to_row[:, :, None, :]).float().square()
+        columns = (from_column[:, :, :, None] - to_column[:, :, None, :]).float().square()
+        return ((rows + columns) / self.size).flatten(0, 1)
+
+    def _coordinates(self, local: Tensor) -> tuple[Tensor, Tensor]:
+        positions = self.positions(local)
+        return positions // self.grid_width, positions % self.grid_width
 
     def split(self, tokens: Tensor) -> Tensor:
         """[B, N, C] -> [B·R, n, C], the regions of a sample one after another."""

@@ -1,7 +1,11 @@
-"""Greedy facility location, one program a region: similarity and all picks in one launch, nothing goes to the host.
+"""Greedy facility location, one program a region: all picks in one launch, nothing goes to the host.
 
-S_ij = x_i·x_j / (‖x_i‖ ‖x_j‖); then k times: pick the i of the largest f_i Σ_j max(0, S_ij − c_j), raise c_j to S_ij.
-Half-precision products are exact in the float32 they are summed in, so tensor cores lose nothing here.
+S_ij is the mean over the parts of cos(x_i, x_j), minus w times the squared distance of i and j. Then k times: pick the
+i of the largest f_i Σ_j max(0, S_ij − c_j), raise c_j to S_ij. Half-precision products are exact in the float32 they
+are summed in, so tensor cores lose nothing here.
+
+Small regions keep S in registers, and compute all gains anew for every pick. Large ones keep it in memory, and change
+the gains by those tokens alone that a pick covers better: of 256 tokens few, after the first picks.
 """
 
 from __future__ import annotations
@@ -11,8 +15,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from toma_diffusion.ops.backend import LARGEST_IN_REGISTERS
+from toma_diffusion.ops.reference import LEAST_COSINE, TIE
 from toma_diffusion.ops.tiles import Tiling
-from toma_diffusion.ops.triton_tiles import dense_channels, launch, power_of_two, token_rows
+from toma_diffusion.ops.triton_tiles import cosines, dense_channels, launch, power_of_two, squared_distance, token_rows
+
+_TIE = tl.constexpr(TIE)
+_CHANGED_AT_ONCE = 16
+"""Rows of S that are read together."""
+
+
+@triton.jit
+def _first_of_the_largest(gain, index, SIZE: tl.constexpr):
+    """The lowest index whose gain is largest, or as good as."""
+    largest = tl.max(gain, axis=0)
+    return tl.min(tl.where(gain >= largest - _TIE, index, SIZE - 1), axis=0)
 
 
 @triton.jit
@@ -22,6 +39,10 @@ def _select_in_registers(
     picks,
     batch_stride,
     row_stride,
+    part_stride,
+    DISTANCE_WEIGHT: tl.constexpr,
+    LEAST: tl.constexpr,
+    PARTS: tl.constexpr,
     SIZE: tl.constexpr,
     NUM_SELECT: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -29,6 +50,7 @@ def _select_in_registers(
     LAYOUT_WIDTH: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
+    GRID_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
     HAS_GAIN_SCALE: tl.constexpr,
@@ -37,21 +59,27 @@ def _select_in_registers(
     index = tl.arange(0, BLOCK)
     valid = index < SIZE
     rows = token_rows(program % REGIONS, index, LAYOUT_WIDTH, HEIGHT, WIDTH)
-    pointers = tokens + (program // REGIONS).to(tl.int64) * batch_stride + rows[:, None] * row_stride
-    products = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for start in range(0, CHANNELS, BLOCK_C):
-        channel = start + tl.arange(0, BLOCK_C)
-        mask = valid[:, None] & (channel[None, :] < CHANNELS)
-        block = tl.load(pointers + channel[None, :], mask=mask, other=0.0)
-        products = tl.dot(block, tl.trans(block), products, input_precision="ieee")
+    base = tokens + (program // REGIONS).to(tl.int64) * batch_stride
+    similarity = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for part in range(PARTS):
+        pointers = base + part * part_stride + rows[:, None] * row_stride
+        products = tl.zeros((BLOCK, BLOCK), tl.float32)
+        for start in range(0, CHANNELS, BLOCK_C):
+            channel = start + tl.arange(0, BLOCK_C)
+            mask = valid[:, None] & (channel[None, :] < CHANNELS)
+            block = tl.load(pointers + channel[None, :], mask=mask, other=0.0)
+            products = tl.dot(block, tl.trans(block), products, input_precision="ieee")
+        squares = tl.where(index[:, None] == index[None, :], products, 0.0)
+        norm = tl.maximum(tl.sqrt(tl.sum(squares, axis=1)), 1e-12)
+        norm_of_column = tl.maximum(tl.sqrt(tl.sum(squares, axis=0)), 1e-12)
+        similarity += products / (norm[:, None] * norm_of_column[None, :])
+    if PARTS > 1:
+        similarity = similarity / PARTS
+    if DISTANCE_WEIGHT > 0:
+        similarity -= DISTANCE_WEIGHT * squared_distance(rows, rows, SIZE, GRID_WIDTH)
+    similarity = tl.where(valid[None, :], similarity, LEAST)  # what is not a token is covered from the start
 
-    squares = tl.where(index[:, None] == index[None, :], products, 0.0)
-    norm = tl.maximum(tl.sqrt(tl.sum(squares, axis=1)), 1e-12)
-    norm_of_column = tl.maximum(tl.sqrt(tl.sum(squares, axis=0)), 1e-12)
-    similarity = products / (norm[:, None] * norm_of_column[None, :])
-    similarity = tl.where(valid[None, :], similarity, -1.0)  # what is not a token is covered from the start
-
-    coverage = tl.full((BLOCK,), -1.0, tl.float32)
+    coverage = tl.full((BLOCK,), LEAST, tl.float32)
     chosen = index >= SIZE
     if HAS_GAIN_SCALE:
         factor = tl.load(gain_scale + program.to(tl.int64) * SIZE + index, mask=valid, other=1.0)
@@ -60,83 +88,186 @@ def _select_in_registers(
     for step in range(NUM_SELECT):
         gain = factor * tl.sum(tl.maximum(similarity - coverage[None, :], 0.0), axis=1)
         gain = tl.where(gain == gain, gain, 0.0)  # a NaN must not lead to an index outside the region
-        pick = tl.argmax(tl.where(chosen, -1.0, gain), axis=0)
+        pick = _first_of_the_largest(tl.where(chosen, -1.0, gain), index, SIZE)
         tl.store(picks + program.to(tl.int64) * NUM_SELECT + step, pick.to(tl.int64))
-        row = tl.max(tl.where(index[:, None] == pick, similarity, -2.0), axis=0)
+        row = tl.max(tl.where(index[:, None] == pick, similarity, -float("inf")), axis=0)
         coverage = tl.maximum(coverage, row)
         chosen = chosen | (index == pick)
+
+
+@triton.jit
+def _measure(
+    tokens,
+    similarity,
+    batch_stride,
+    row_stride,
+    part_stride,
+    DISTANCE_WEIGHT: tl.constexpr,
+    PARTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    REGIONS: tl.constexpr,
+    LAYOUT_WIDTH: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GRID_WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """S of a region, a square of it a program."""
+    program = tl.program_id(0)
+    left = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    right = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    is_left, is_right = left < SIZE, right < SIZE
+    left_rows = token_rows(program % REGIONS, left, LAYOUT_WIDTH, HEIGHT, WIDTH)
+    right_rows = token_rows(program % REGIONS, right, LAYOUT_WIDTH, HEIGHT, WIDTH)
+    base = tokens + (program // REGIONS).to(tl.int64) * batch_stride
+    total = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for part in range(PARTS):
+        here = base + part * part_stride
+        total += cosines(
+            here + left_rows * row_stride,
+            here + right_rows * row_stride,
+            is_left,
+            is_right,
+            CHANNELS,
+            BLOCK,
+            BLOCK,
+            BLOCK_C,
+        )
+    if PARTS > 1:
+        total = total / PARTS
+    if DISTANCE_WEIGHT > 0:
+        total -= DISTANCE_WEIGHT * squared_distance(left_rows, right_rows, SIZE, GRID_WIDTH)
+    place = similarity + program.to(tl.int64) * SIZE * SIZE + left[:, None] * SIZE + right[None, :]
+    tl.store(place, total, mask=is_left[:, None] & is_right[None, :])
 
 
 @triton.jit
 def _select_from_memory(
     similarity,
     gain_scale,
+    changes,
     picks,
+    LEAST: tl.constexpr,
     CANDIDATES: tl.constexpr,
     TOKENS: tl.constexpr,
     NUM_SELECT: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_J: tl.constexpr,
+    ROWS: tl.constexpr,
     HAS_GAIN_SCALE: tl.constexpr,
 ):
-    """The same loop over a similarity that is too large for registers. It is overwritten: a picked row is marked."""
+    """The picks, by a similarity [TOKENS, CANDIDATES] in memory.
+
+    `changes` holds, for the tokens that the last pick covers better: their indices, their coverage before and after.
+    """
     program = tl.program_id(0)
     base = similarity + program.to(tl.int64) * CANDIDATES * TOKENS
-    column = tl.arange(0, BLOCK_J)
-    coverage = tl.full((BLOCK_J,), -1.0, tl.float32)
+    changed_tokens = changes + program.to(tl.int64) * 3 * BLOCK_J
+    before = changed_tokens + BLOCK_J
+    after = before + BLOCK_J
+    candidate = tl.arange(0, BLOCK_I)
+    is_candidate = candidate < CANDIDATES
+    token = tl.arange(0, BLOCK_J)
+    is_token = token < TOKENS
+    chosen = candidate >= CANDIDATES
+    coverage = tl.full((BLOCK_J,), LEAST, tl.float32)
+    if HAS_GAIN_SCALE:
+        factor = tl.load(gain_scale + program.to(tl.int64) * CANDIDATES + candidate, mask=is_candidate, other=1.0)
+    else:
+        factor = tl.full((BLOCK_I,), 1.0, tl.float32)
+
+    gain = tl.zeros((BLOCK_I,), tl.float32)
+    for start in range(0, TOKENS, ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < TOKENS)[:, None] & is_candidate[None, :]
+        block = tl.load(base + row[:, None] * CANDIDATES + candidate[None, :], mask=mask, other=LEAST)
+        gain += tl.sum(block - LEAST, axis=0)
+
     for step in range(NUM_SELECT):
-        best_gain = -2.0
-        pick = tl.zeros((), tl.int32)
-        for start in range(0, CANDIDATES, BLOCK_I):
-            index = start + tl.arange(0, BLOCK_I)
-            mask = (index[:, None] < CANDIDATES) & (column[None, :] < TOKENS)
-            block = tl.load(base + index[:, None] * TOKENS + column[None, :], mask=mask, other=-1.0)
-            gain = tl.sum(tl.maximum(block - coverage[None, :], 0.0), axis=1)
-            if HAS_GAIN_SCALE:
-                place = gain_scale + program.to(tl.int64) * CANDIDATES + index
-                gain = gain * tl.load(place, mask=index < CANDIDATES, other=1.0)
-            gain = tl.where(gain == gain, gain, 0.0)
-            taken = tl.load(base + index * TOKENS, mask=index < CANDIDATES, other=-2.0) < -1.5
-            gain = tl.where(taken, -1.0, gain)
-            here = tl.max(gain, axis=0)
-            first = tl.argmax(gain, axis=0) + start
-            pick = tl.where(here > best_gain, first, pick)
-            best_gain = tl.maximum(best_gain, here)
+        scaled = factor * gain
+        scaled = tl.where(scaled == scaled, scaled, 0.0)  # a NaN must not lead to an index outside the region
+        pick = _first_of_the_largest(tl.where(chosen, -1.0, scaled), candidate, CANDIDATES)
         tl.store(picks + program.to(tl.int64) * NUM_SELECT + step, pick.to(tl.int64))
-        row = tl.load(base + pick * TOKENS + column, mask=column < TOKENS, other=-1.0)
-        coverage = tl.maximum(coverage, row)
-        tl.debug_barrier()  # all have read the row before it is marked
-        tl.store(base + pick * TOKENS, -2.0)
-        tl.debug_barrier()  # and the mark is there before all read on
+        chosen = chosen | (candidate == pick)
+        covered = tl.load(base + token * CANDIDATES + pick, mask=is_token, other=LEAST)
+        is_changed = covered > coverage
+        place = tl.cumsum(is_changed.to(tl.int32), axis=0) - 1
+        count = tl.sum(is_changed.to(tl.int32), axis=0)
+        tl.debug_barrier()  # all have read the last changes
+        tl.store(changed_tokens + place, token.to(tl.float32), mask=is_changed)
+        tl.store(before + place, coverage, mask=is_changed)
+        tl.store(after + place, covered, mask=is_changed)
+        coverage = tl.maximum(coverage, covered)
+        tl.debug_barrier()  # and these are there before any is read
+        # While a pick changes much, gains are large: they are then computed anew, so that no rounding error stays.
+        anew = count * 4 > TOKENS
+        gain = tl.where(anew, 0.0, gain)
+        if anew:
+            tl.store(after + token, coverage, mask=is_token)
+            tl.debug_barrier()
+            for start in range(0, TOKENS, ROWS):
+                row = start + tl.arange(0, ROWS)
+                mask = (row < TOKENS)[:, None] & is_candidate[None, :]
+                block = tl.load(base + row[:, None] * CANDIDATES + candidate[None, :], mask=mask, other=LEAST)
+                new = tl.load(after + row, mask=row < TOKENS, other=LEAST)
+                gain += tl.sum(tl.where(mask, tl.maximum(block - new[:, None], 0.0), 0.0), axis=0)
+        else:
+            for start in range(0, count, ROWS):
+                slot = start + tl.arange(0, ROWS)
+                is_slot = slot < count
+                row = tl.load(changed_tokens + slot, mask=is_slot, other=0.0).to(tl.int32)
+                old = tl.load(before + slot, mask=is_slot, other=0.0)
+                new = tl.load(after + slot, mask=is_slot, other=0.0)
+                mask = is_slot[:, None] & is_candidate[None, :]
+                block = tl.load(base + row[:, None] * CANDIDATES + candidate[None, :], mask=mask, other=LEAST)
+                lost = tl.maximum(block - old[:, None], 0.0) - tl.maximum(block - new[:, None], 0.0)
+                gain -= tl.sum(tl.where(mask, lost, 0.0), axis=0)
 
 
-def select(tokens: Tensor, num_select: int, tiling: Tiling, gain_scale: Tensor | None = None) -> Tensor:
-    """Choose in every region of every sample: `[B, N, d]` -> `int64 [B·R, k]`, indices inside each region.
+def select(
+    tokens: Tensor,
+    num_select: int,
+    tiling: Tiling,
+    *,
+    distance_weight: float = 0.0,
+    parts: int = 1,
+    gain_scale: Tensor | None = None,
+) -> Tensor:
+    """Choose in every region of every picture: `[parts·B, N, d]` -> `int64 [B·R, k]`, indices inside each region.
 
-    `tiling` is `Regions.tiling`; regions have at most `LARGEST_SELECTED` tokens. `gain_scale`, `float32 [B·R, n]`, is
-    what gains are multiplied by.
+    Samples of a picture stand `B` apart. `gain_scale`, `float32 [B·R, n]`, is what gains are multiplied by.
     """
+    least = LEAST_COSINE - distance_weight * tiling.largest_distance
+    if tiling.size > LARGEST_IN_REGISTERS:
+        similarity = measure(tokens, tiling, distance_weight=distance_weight, parts=parts)
+        return select_from_similarity(similarity, num_select, gain_scale, least=least)
     tokens = dense_channels(tokens)
-    batch, length, channels = tokens.shape
-    size = tiling[1] * tiling[2]
-    count = length // size
-    picks = torch.empty(batch * count, num_select, dtype=torch.int64, device=tokens.device)
+    pictures, channels = tokens.shape[0] // parts, tokens.shape[2]
+    size, count = tiling.size, tiling.num_regions
+    picks = torch.empty(pictures * count, num_select, dtype=torch.int64, device=tokens.device)
     block = power_of_two(size)
     launch(
         _select_in_registers,
-        (batch * count,),
+        (pictures * count,),
         tokens,
         tokens if gain_scale is None else gain_scale,
         picks,
         tokens.stride(0),
         tokens.stride(1),
+        pictures * tokens.stride(0),
+        DISTANCE_WEIGHT=distance_weight,
+        LEAST=least,
+        PARTS=parts,
         SIZE=size,
         NUM_SELECT=num_select,
         CHANNELS=channels,
         REGIONS=count,
-        LAYOUT_WIDTH=tiling[0],
-        HEIGHT=tiling[1],
-        WIDTH=tiling[2],
+        LAYOUT_WIDTH=tiling.layout_width,
+        HEIGHT=tiling.height,
+        WIDTH=tiling.width,
+        GRID_WIDTH=tiling.grid_width,
         BLOCK=block,
         BLOCK_C=64 if tokens.element_size() < 4 else 32,
         HAS_GAIN_SCALE=gain_scale is not None,
@@ -145,24 +276,65 @@ def select(tokens: Tensor, num_select: int, tiling: Tiling, gain_scale: Tensor |
     return picks
 
 
-def select_from_similarity(similarity: Tensor, num_select: int, gain_scale: Tensor | None = None) -> Tensor:
-    """Choose by a similarity `float32 [G, n, m]`, which is overwritten: -> `int64 [G, k]`. `gain_scale` is `[G, n]`."""
+def measure(tokens: Tensor, tiling: Tiling, *, distance_weight: float = 0.0, parts: int = 1) -> Tensor:
+    """S of every region of every picture: `[parts·B, N, d]` -> `float32 [B·R, n, n]`."""
+    tokens = dense_channels(tokens)
+    pictures, channels = tokens.shape[0] // parts, tokens.shape[2]
+    size, count = tiling.size, tiling.num_regions
+    similarity = torch.empty(pictures * count, size, size, dtype=torch.float32, device=tokens.device)
+    block = 64 if tokens.element_size() < 4 else 32
+    squares = triton.cdiv(size, block)
+    launch(
+        _measure,
+        (pictures * count, squares, squares),
+        tokens,
+        similarity,
+        tokens.stride(0),
+        tokens.stride(1),
+        pictures * tokens.stride(0),
+        DISTANCE_WEIGHT=distance_weight,
+        PARTS=parts,
+        SIZE=size,
+        CHANNELS=channels,
+        REGIONS=count,
+        LAYOUT_WIDTH=tiling.layout_width,
+        HEIGHT=tiling.height,
+        WIDTH=tiling.width,
+        GRID_WIDTH=tiling.grid_width,
+        BLOCK=block,
+        BLOCK_C=64,
+        num_warps=4,
+    )
+    return similarity
+
+
+def select_from_similarity(
+    similarity: Tensor, num_select: int, gain_scale: Tensor | None = None, *, least: float = LEAST_COSINE
+) -> Tensor:
+    """Choose by a similarity `float32 [G, m, n]` of m tokens to n candidates: -> `int64 [G, k]`.
+
+    `gain_scale` is `[G, n]`. No similarity is below `least`.
+    """
     similarity = similarity.contiguous()
-    groups, candidates, tokens = similarity.shape
+    groups, tokens, candidates = similarity.shape
     picks = torch.empty(groups, num_select, dtype=torch.int64, device=similarity.device)
-    block_j = power_of_two(tokens)
+    block_i, block_j = power_of_two(candidates), power_of_two(tokens)
+    changes = torch.empty(groups, 3, block_j, dtype=torch.float32, device=similarity.device)
     launch(
         _select_from_memory,
         (groups,),
         similarity,
         similarity if gain_scale is None else gain_scale,
+        changes,
         picks,
+        LEAST=least,
         CANDIDATES=candidates,
         TOKENS=tokens,
         NUM_SELECT=num_select,
-        BLOCK_I=max(1, min(power_of_two(candidates), 16384 // block_j)),
+        BLOCK_I=block_i,
         BLOCK_J=block_j,
+        ROWS=max(1, min(_CHANGED_AT_ONCE, 16384 // block_i)),
         HAS_GAIN_SCALE=gain_scale is not None,
-        num_warps=16 if block_j >= 256 else 4,
+        num_warps=4 if max(block_i, block_j) <= 512 else 16,
     )
     return picks

@@ -1,4 +1,5 @@
-"""How kernels find tokens of a region in the row-major sequence: by arithmetic, so that no tile is ever copied out."""
+"""What the kernels share: how they find tokens of a region in the row-major sequence (by arithmetic, so that no tile is
+ever copied out), cosines and distances, and how they are started."""
 
 from __future__ import annotations
 
@@ -16,6 +17,42 @@ def token_rows(region, local, LAYOUT_WIDTH: tl.constexpr, HEIGHT: tl.constexpr, 
     columns: tl.constexpr = LAYOUT_WIDTH // WIDTH
     row = (region // columns) * HEIGHT + local // WIDTH
     return row * LAYOUT_WIDTH + (region % columns) * WIDTH + local % WIDTH
+
+
+@triton.jit
+def squared_distance(left, right, SIZE: tl.constexpr, GRID_WIDTH: tl.constexpr):
+    """Between tokens at row-major indices of the image, in sides of a region of SIZE tokens; see `Tiling`."""
+    down = left[:, None] // GRID_WIDTH - right[None, :] // GRID_WIDTH
+    across = left[:, None] % GRID_WIDTH - right[None, :] % GRID_WIDTH
+    return (down * down + across * across).to(tl.float32) / SIZE
+
+
+@triton.jit
+def cosines(
+    left,
+    right,
+    is_left,
+    is_right,
+    CHANNELS: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """cos(x_i, x_j) of the rows that `left` and `right` point to: [BLOCK_I, BLOCK_J]."""
+    products = tl.zeros((BLOCK_I, BLOCK_J), tl.float32)
+    left_square = tl.zeros((BLOCK_I,), tl.float32)
+    right_square = tl.zeros((BLOCK_J,), tl.float32)
+    for start in range(0, CHANNELS, BLOCK_C):
+        channel = start + tl.arange(0, BLOCK_C)
+        is_channel = channel[None, :] < CHANNELS
+        x = tl.load(left[:, None] + channel[None, :], mask=is_left[:, None] & is_channel, other=0.0)
+        y = tl.load(right[:, None] + channel[None, :], mask=is_right[:, None] & is_channel, other=0.0)
+        products = tl.dot(x, tl.trans(y), products, input_precision="ieee")
+        left_square += tl.sum(x.to(tl.float32) * x.to(tl.float32), axis=1)
+        right_square += tl.sum(y.to(tl.float32) * y.to(tl.float32), axis=1)
+    left_norm = tl.maximum(tl.sqrt(left_square), 1e-12)
+    right_norm = tl.maximum(tl.sqrt(right_square), 1e-12)
+    return products / (left_norm[:, None] * right_norm[None, :])
 
 
 def dense_channels(tokens: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""Merge weights of local regions, one program a region: similarity, softmax over destinations and row sums in one pass.
+"""Merge weights of local regions: similarity and softmax over destinations in one pass, then row sums.
 
-A = softmax over destinations of scale · cos(X_T, X), M = A / row sums. With hard assignment, instead of both, the index
-of the nearest destination of every token.
+A = softmax over destinations of scale · S(X_T, X), M = A / row sums. S is the mean over the parts of the cosine, minus
+w times the squared distance. With hard assignment, instead of both, the index of the nearest destination of every
+token. One program takes the tokens of a region, or a part of them if it is large; then a second kernel computes M.
 """
 
 from __future__ import annotations
@@ -11,7 +12,19 @@ import triton.language as tl
 from torch import Tensor
 
 from toma_diffusion.ops.tiles import Tiling
-from toma_diffusion.ops.triton_tiles import dense_channels, launch, power_of_two, token_rows
+from toma_diffusion.ops.triton_tiles import (
+    cosines,
+    dense_channels,
+    launch,
+    power_of_two,
+    squared_distance,
+    token_rows,
+)
+
+LARGEST_WHOLE = 128
+"""Tokens of a region up to which a program takes all of them."""
+MOST_ELEMENTS = 16384
+"""Of a block of weights that a program holds in its registers, if a region is larger."""
 
 
 @triton.jit
@@ -23,6 +36,9 @@ def _weigh(
     nearest,
     batch_stride,
     row_stride,
+    num_blocks,
+    DISTANCE_WEIGHT: tl.constexpr,
+    PARTS: tl.constexpr,
     SCALE: tl.constexpr,
     SIZE: tl.constexpr,
     NUM_DESTINATIONS: tl.constexpr,
@@ -31,6 +47,7 @@ def _weigh(
     LAYOUT_WIDTH: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
+    GRID_WIDTH: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -38,53 +55,71 @@ def _weigh(
 ):
     program = tl.program_id(0)
     region = program % REGIONS
-    base = tokens + (program // REGIONS).to(tl.int64) * batch_stride
     slot = tl.arange(0, BLOCK_K)
-    local = tl.arange(0, BLOCK_N)
+    local = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_slot = slot < NUM_DESTINATIONS
     is_token = local < SIZE
     destination = tl.load(destinations + program.to(tl.int64) * NUM_DESTINATIONS + slot, mask=is_slot, other=0)
     destination = destination.to(tl.int32)
-    to = base + token_rows(region, destination, LAYOUT_WIDTH, HEIGHT, WIDTH)[:, None] * row_stride
-    row = token_rows(region, local, LAYOUT_WIDTH, HEIGHT, WIDTH)
-    source = base + row[:, None] * row_stride
+    to = token_rows(region, destination, LAYOUT_WIDTH, HEIGHT, WIDTH)
+    source = token_rows(region, local, LAYOUT_WIDTH, HEIGHT, WIDTH)
 
-    products = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
-    to_square = tl.zeros((BLOCK_K,), tl.float32)
-    source_square = tl.zeros((BLOCK_N,), tl.float32)
-    for start in range(0, CHANNELS, BLOCK_C):
-        channel = start + tl.arange(0, BLOCK_C)
-        is_channel = channel[None, :] < CHANNELS
-        x = tl.load(to + channel[None, :], mask=is_slot[:, None] & is_channel, other=0.0)
-        y = tl.load(source + channel[None, :], mask=is_token[:, None] & is_channel, other=0.0)
-        products = tl.dot(x, tl.trans(y), products, input_precision="ieee")
-        to_square += tl.sum(x.to(tl.float32) * x.to(tl.float32), axis=1)
-        source_square += tl.sum(y.to(tl.float32) * y.to(tl.float32), axis=1)
-    to_norm = tl.maximum(tl.sqrt(to_square), 1e-12)
-    source_norm = tl.maximum(tl.sqrt(source_square), 1e-12)
-    cosine = products / (to_norm[:, None] * source_norm[None, :])
+    similarity = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+    for part in range(PARTS):
+        sample = program // REGIONS + part * (num_blocks // REGIONS)
+        base = tokens + sample.to(tl.int64) * batch_stride
+        similarity += cosines(
+            base + to * row_stride,
+            base + source * row_stride,
+            is_slot,
+            is_token,
+            CHANNELS,
+            BLOCK_K,
+            BLOCK_N,
+            BLOCK_C,
+        )
+    if PARTS > 1:
+        similarity = similarity / PARTS
+    if DISTANCE_WEIGHT > 0:
+        similarity -= DISTANCE_WEIGHT * squared_distance(to, source, SIZE, GRID_WIDTH)
 
     if HARD:
-        cosine = tl.where(is_slot[:, None], cosine, -2.0)
-        chosen = tl.argmax(cosine, axis=0)
+        similarity = tl.where(is_slot[:, None], similarity, -float("inf"))
+        chosen = tl.argmax(similarity, axis=0)
         itself = tl.where((destination[:, None] == local[None, :]) & is_slot[:, None], slot[:, None], -1)
         own = tl.max(itself, axis=0)  # a destination goes to itself, also where an equal one comes before it
         chosen = tl.where(own >= 0, own, chosen)
         chosen = tl.minimum(chosen, NUM_DESTINATIONS - 1)  # also where tokens are NaN
         length: tl.constexpr = REGIONS * SIZE
-        target = nearest + (program // REGIONS).to(tl.int64) * length + row
-        tl.store(target, (region * NUM_DESTINATIONS + chosen).to(tl.int64), mask=is_token)
+        for part in range(PARTS):
+            sample = program // REGIONS + part * (num_blocks // REGIONS)
+            target = nearest + sample.to(tl.int64) * length + source
+            tl.store(target, (region * NUM_DESTINATIONS + chosen).to(tl.int64), mask=is_token)
     else:
-        logits = tl.where(is_slot[:, None], SCALE * cosine, -float("inf"))
+        logits = tl.where(is_slot[:, None], SCALE * similarity, -float("inf"))
         exponent = tl.exp(logits - tl.max(logits, axis=0)[None, :])
         share = exponent / tl.sum(exponent, axis=0)[None, :]
         share = tl.where(is_token[None, :], share, 0.0).to(weights.dtype.element_ty)
         mask = is_slot[:, None] & is_token[None, :]
-        offset = (program.to(tl.int64) * NUM_DESTINATIONS + slot[:, None]) * SIZE + local[None, :]
-        tl.store(weights + offset, share, mask=mask)
-        share = share.to(tl.float32)
-        mean = share / tl.maximum(tl.sum(share, axis=1), 1e-37)[:, None]
-        tl.store(means + offset, mean.to(means.dtype.element_ty), mask=mask)
+        for part in range(PARTS):
+            block = (program + part * num_blocks).to(tl.int64)
+            offset = (block * NUM_DESTINATIONS + slot[:, None]) * SIZE + local[None, :]
+            tl.store(weights + offset, share, mask=mask)
+            if BLOCK_N >= SIZE:
+                sums = tl.sum(share.to(tl.float32), axis=1)
+                mean = share.to(tl.float32) / tl.maximum(sums, 1e-37)[:, None]
+                tl.store(means + offset, mean.to(means.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _divide_by_row_sums(weights, means, num_rows, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK_N)
+    mask = (row < num_rows)[:, None] & (column < SIZE)[None, :]
+    offset = row.to(tl.int64)[:, None] * SIZE + column[None, :]
+    share = tl.load(weights + offset, mask=mask, other=0.0).to(tl.float32)
+    mean = share / tl.maximum(tl.sum(share, axis=1), 1e-37)[:, None]
+    tl.store(means + offset, mean.to(means.dtype.element_ty), mask=mask)
 
 
 def weigh(
@@ -92,6 +127,8 @@ def weigh(
     destinations: Tensor,
     tiling: Tiling,
     *,
+    distance_weight: float = 0.0,
+    parts: int = 1,
     scale: float = 0.0,
     weights: Tensor | None = None,
     means: Tensor | None = None,
@@ -99,16 +136,17 @@ def weigh(
 ) -> None:
     """Write A and M into `weights` and `means` [B·R, k, n], or the nearest destinations into `nearest` [B, N].
 
-    `tokens` are [B, N, d], `destinations` [B·R, k] inside their regions, `tiling` is `Regions.tiling`.
+    `tokens` are [B, N, d], `destinations` [B·R / parts, k] inside their regions. The parts get the same weights.
     """
     tokens = dense_channels(tokens)
-    _, length, channels = tokens.shape
-    size, num_destinations = tiling[1] * tiling[2], destinations.shape[1]
+    size, num_destinations, num_blocks = tiling.size, destinations.shape[1], destinations.shape[0]
     hard = nearest is not None
-    block = power_of_two(size)
+    block_k, block_n = power_of_two(num_destinations), power_of_two(size)
+    if size > LARGEST_WHOLE:
+        block_n = max(16, min(64, MOST_ELEMENTS // block_k))
     launch(
         _weigh,
-        (destinations.shape[0],),
+        (num_blocks, triton.cdiv(size, block_n)),
         tokens,
         destinations,
         nearest if weights is None else weights,
@@ -116,17 +154,34 @@ def weigh(
         nearest if hard else weights,
         tokens.stride(0),
         tokens.stride(1),
+        num_blocks,
+        DISTANCE_WEIGHT=distance_weight,
+        PARTS=parts,
         SCALE=scale,
         SIZE=size,
         NUM_DESTINATIONS=num_destinations,
-        CHANNELS=channels,
-        REGIONS=length // size,
-        LAYOUT_WIDTH=tiling[0],
-        HEIGHT=tiling[1],
-        WIDTH=tiling[2],
-        BLOCK_K=power_of_two(num_destinations),
-        BLOCK_N=block,
-        BLOCK_C=64 if tokens.element_size() < 4 else 32,
+        CHANNELS=tokens.shape[2],
+        REGIONS=tiling.num_regions,
+        LAYOUT_WIDTH=tiling.layout_width,
+        HEIGHT=tiling.height,
+        WIDTH=tiling.width,
+        GRID_WIDTH=tiling.grid_width,
+        BLOCK_K=block_k,
+        BLOCK_N=block_n,
+        BLOCK_C=(64 if tokens.element_size() < 4 else 32) if block_k <= 256 else 32,
         HARD=hard,
-        num_warps=8 if block > 64 else 4,
+        num_warps=8 if block_k * block_n > 4096 else 4,
     )
+    if weights is not None and means is not None and block_n < size:
+        rows = weights.shape[0] * num_destinations
+        launch(
+            _divide_by_row_sums,
+            (triton.cdiv(rows, 8),),
+            weights,
+            means,
+            rows,
+            SIZE=size,
+            ROWS=8,
+            BLOCK_N=power_of_two(size),
+            num_warps=4,
+        )
