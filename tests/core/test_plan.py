@@ -127,7 +127,7 @@ class TestBatch:
     def test_joint_selection_is_one_choice_by_the_sum_of_gains(self, assign):
         grid = Grid(6, 8)
         tokens = torch.randn(3, grid.num_tokens, 10, dtype=torch.float64)
-        plan = selected(tokens, grid, joint=True, region="tile", num_regions=4, assign=assign)
+        plan = selected(tokens, grid, joint=True, region="tile", num_regions=4, assign=assign, distance_weight=0)
         assert all(torch.equal(plan.positions[0], other) for other in plan.positions)
         for region in range(plan.regions.count):
             similarity = ops.cosine_similarity(plan.regions.split(tokens)).unflatten(0, (3, -1))[:, region]
@@ -174,7 +174,7 @@ class TestRegionsOfThePlan:
     def test_global_assignment_equals_the_formula(self):
         grid = Grid(8, 8)
         tokens = torch.randn(1, 64, 6, dtype=torch.float64)
-        plan = selected(tokens, grid, num_regions=4, assign="global", scale=20.0)
+        plan = selected(tokens, grid, num_regions=4, assign="global", scale=20.0, distance_weight=0)
         unit = tokens[0] / tokens[0].norm(dim=-1, keepdim=True)
         weights = (20.0 * unit[plan.positions[0]] @ unit.T).softmax(dim=0)
         merge_matrix = weights / weights.sum(dim=1, keepdim=True)
@@ -185,7 +185,7 @@ class TestRegionsOfThePlan:
     def test_local_assignment_equals_the_block_diagonal_formula(self):
         grid = Grid(4, 6)
         tokens = torch.randn(2, 24, 6, dtype=torch.float64)
-        plan = selected(tokens, grid, num_regions=4, scale=20.0)
+        plan = selected(tokens, grid, num_regions=4, scale=20.0, distance_weight=0)
         region = plan.regions.join(torch.arange(4).repeat_interleave(6).repeat(2)[:, None])[0, :, 0]
         for sample in range(2):
             positions = plan.positions[sample]

@@ -21,7 +21,9 @@ def coordinates(grid: Grid, batch: int = 1) -> torch.Tensor:
 
 
 grids = st.builds(Grid, st.integers(1, 24), st.integers(1, 24))
-any_regions = st.builds(Regions.divide, grids, st.sampled_from(REGIONS), st.integers(1, 80))
+any_regions = st.builds(Regions.divide, grids, st.sampled_from(REGIONS), count=st.integers(1, 80)) | st.builds(
+    Regions.divide, grids, st.sampled_from(REGIONS), tokens=st.integers(1, 300)
+)
 
 
 class TestSplitAndJoin:
@@ -88,6 +90,23 @@ class TestShapeTaken:
     def test_nearest_that_divides(self, shape, kind, num_regions, taken):
         assert Regions.divide(Grid(*shape), kind, count=num_regions).describe() == taken
 
+    @pytest.mark.parametrize(
+        ("shape", "kind", "tokens", "taken"),
+        [
+            ((64, 64), "tile", 256, "16 tiles of 16×16"),
+            ((32, 32), "tile", 256, "4 tiles of 16×16"),
+            ((16, 16), "tile", 256, "1 tile of 16×16"),
+            ((8, 8), "tile", 256, "1 tile of 8×8"),
+            ((64, 64), "tile", 16, "256 tiles of 4×4"),
+            ((96, 168), "tile", 256, "72 tiles of 16×14"),
+            ((64, 64), "stripe", 256, "16 stripes of length 256"),
+            ((64, 64), "global", 256, "the whole grid"),
+            ((31, 17), "tile", 256, "1 tile of 31×17"),
+        ],
+    )
+    def test_nearest_to_a_number_of_tokens(self, shape, kind, tokens, taken):
+        assert Regions.divide(Grid(*shape), kind, tokens=tokens).describe() == taken
+
     @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5))
     def test_what_divides_is_taken_as_asked(self, height, width, per_side):
         grid = Grid(2 ** (height + per_side + 1), 2 ** (width + per_side))
@@ -106,13 +125,25 @@ class TestShapeTaken:
         assert abs(math.log(regions.size / (grid.num_tokens / 64))) <= math.log(3)
 
 
+class TestDistances:
+    @given(any_regions)
+    def test_distance_is_between_places_in_the_image(self, regions):
+        place = regions.split(torch.arange(regions.layout.num_tokens)[None, :, None])[:, :, 0]
+        row, column = (place // regions.grid_width).float(), (place % regions.grid_width).float()
+        expected = torch.cdist(torch.stack([row, column], -1), torch.stack([row, column], -1)) ** 2 / regions.size
+        local = torch.arange(regions.size)
+        measured = regions.tiling.squared_distance(local.expand(regions.count, -1), local)
+        torch.testing.assert_close(measured, expected, rtol=1e-3, atol=1e-3)
+        assert measured.max() <= regions.tiling.largest_distance
+
+
 class TestErrors:
     def test_unknown_kind(self):
         with pytest.raises(ValueError, match="'hexagon' is not known: use one of 'tile', 'stripe', 'global'"):
             Regions.divide(Grid(4, 4), "hexagon", count=4)
 
     def test_no_regions(self):
-        with pytest.raises(ValueError, match="num_regions=0"):
+        with pytest.raises(ValueError, match="count=0"):
             Regions.divide(Grid(4, 4), "tile", count=0)
 
     def test_empty_grid(self):

@@ -14,6 +14,7 @@ from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.sites import (
     Arguments,
     Hook,
+    KeyBias,
     Keywords,
     MergeInput,
     Site,
@@ -56,6 +57,8 @@ class Block:
     """Computes the tokens that the first layer of the block gets. Destinations are selected among them."""
     position_table: str | None = None
     """Name of the keyword argument that holds position tables with one row per token, such as RoPE."""
+    key_bias: KeyBias | None = None
+    """How the block takes a bias for the keys of its self-attention; None if it takes none."""
     stream: int | None = None
     """Which of the block's outputs is the image stream; None if it returns one tensor."""
     level: int = 0
@@ -104,9 +107,11 @@ class Adapter(ABC):
         return {}
 
 
-def around(name: str) -> Callable[[Site], list[tuple[str, Hook]]]:
-    """Hooks that merge before a module of the block and unmerge after it."""
-    return lambda site: [(name, MergeInput(site)), (name, UnmergeOutput(site))]
+def around(
+    name: str, key_bias: KeyBias | None = None, check: Callable[[Keywords], object] = never
+) -> Callable[[Site], list[tuple[str, Hook]]]:
+    """Hooks that merge before a module of the block and unmerge after it. `check` raises for calls that cannot be."""
+    return lambda site: [(name, MergeInput(site, key_bias=key_bias, check=check)), (name, UnmergeOutput(site))]
 
 
 @dataclass(frozen=True)

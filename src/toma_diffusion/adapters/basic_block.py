@@ -9,12 +9,13 @@ from torch import Tensor
 from toma_diffusion.adapters import _diffusers
 from toma_diffusion.adapters.base import Block, SiteSpec, around
 from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.sites import Arguments, Keywords, get_hidden_states
+from toma_diffusion.hooks.sites import Arguments, KeyBias, Keywords, get_hidden_states
 
 
 def describe_block(module: Any, name: str, kind: str, run: str, level: int = 0) -> Block:
     """A `BasicTransformerBlock` as a `Block`."""
-    sites = [SiteSpec("attn1", frozenset({"attn"}), around("attn1"), _refuse_mask)]
+    key_bias = None if module.only_cross_attention else KeyBias("attention_mask", dims=3)
+    sites = [SiteSpec("attn1", frozenset({"attn"}), around("attn1", key_bias, _refuse_mask))]
     if module.attn2 is not None:
         sites.append(SiteSpec("attn2", frozenset({"cross_attn"}), around("attn2"), has_image_masks))
     sites.append(SiteSpec("ff", frozenset({"ff"}), around("ff")))
@@ -26,6 +27,7 @@ def describe_block(module: Any, name: str, kind: str, run: str, level: int = 0) 
         width=module.attn1.query_dim,
         sites=tuple(sites),
         normalize=normalize,
+        key_bias=key_bias,
         level=level,
         feed_forward_chunk_dim=_diffusers.feed_forward_chunk_dim(module),
     )
@@ -59,10 +61,9 @@ def _normalize(module: Any, tokens: Tensor, kwargs: Keywords) -> Tensor:
     return result
 
 
-def _refuse_mask(kwargs: Keywords) -> bool:
+def _refuse_mask(kwargs: Keywords) -> None:
     if kwargs.get("attention_mask") is not None:
         raise UsageError(
             "self-attention got an attention_mask over image tokens, which merging cannot follow: "
             "leave attention_mask out, or merge without 'attn' among the sites."
         )
-    return False

@@ -16,6 +16,7 @@ from toma_diffusion.hooks.sites import (
     Arguments,
     GatherPositions,
     Hook,
+    KeyBias,
     Keywords,
     MergeInput,
     MergeOutput,
@@ -25,6 +26,10 @@ from toma_diffusion.hooks.sites import (
 from toma_diffusion.hooks.state import Call
 
 ROTARY = "image_rotary_emb"
+TEXT = "encoder_hidden_states"
+KEY_BIAS = KeyBias("joint_attention_kwargs.attention_mask", dims=4, text=TEXT)
+"""Of a block. Its attention takes `attention_mask` itself."""
+KEY_BIAS_OF_ATTENTION = KeyBias("attention_mask", dims=4, text=TEXT)
 LEFT_WHOLE = 5
 """The paper does not merge the first 10 of 57 blocks, in which text and image are combined: 5 joint, 5 single ones."""
 
@@ -110,6 +115,7 @@ def _describe_joint(module: Any, index: int) -> Block:
         ),
         normalize=AfterModulatingNorm("norm1"),
         position_table=ROTARY,
+        key_bias=KEY_BIAS,
         stream=1,
     )
 
@@ -124,15 +130,17 @@ def _describe_single(module: Any, index: int) -> Block:
         sites=(SiteSpec("norm…proj_out", frozenset({"attn", "ff"}), _between_norm_and_projection),),
         normalize=AfterModulatingNorm("norm"),
         position_table=ROTARY,
+        key_bias=KEY_BIAS,
         stream=1,
     )
 
 
 def _around_attention(site: Site) -> list[tuple[str, Hook]]:
     """Attention returns image, text and, with an IP-Adapter, its contribution to the image."""
-    return [("attn", MergeInput(site, ROTARY)), ("attn", UnmergeOutput(site, streams=(0, 2)))]
+    return [("attn", MergeInput(site, ROTARY, KEY_BIAS_OF_ATTENTION)), ("attn", UnmergeOutput(site, streams=(0, 2)))]
 
 
 def _between_norm_and_projection(site: Site) -> list[tuple[str, Hook]]:
     """Attention and MLP run in parallel between norm and output projection; gate and residual are not merged."""
-    return [("norm", MergeOutput(site)), ("attn", GatherPositions(site, ROTARY)), ("proj_out", UnmergeOutput(site))]
+    positions = GatherPositions(site, ROTARY, KEY_BIAS_OF_ATTENTION)
+    return [("norm", MergeOutput(site)), ("attn", positions), ("proj_out", UnmergeOutput(site))]

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from toma_diffusion.core import Plan
+from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.state import MergeState, Slot
 
 Arguments = tuple[Any, ...]
@@ -88,22 +90,39 @@ class Site:
         return tuple(_replace(table, 0, start, plan.grid.num_tokens, plan.gather) for table in tables)
 
 
+@dataclass(frozen=True)
+class KeyBias:
+    """How a module takes a bias that is added to the logits of its keys: by a keyword argument."""
+
+    argument: str
+    """Its name; `outer.inner` for an entry of a dictionary."""
+    dims: int
+    """Of the bias: 3 for [B, 1, keys], 4 for [B, 1, 1, keys]."""
+    text: str | None = None
+    """The keyword argument whose tokens come before `hidden_states` among the keys, if any."""
+
+
 @dataclass(eq=False)
 class MergeInput(Hook):
     """Forward pre-hook: the module sees merged `hidden_states`, and the destinations' rows of its position table."""
 
     site: Site
     position_table: str | None = None
+    key_bias: KeyBias | None = None
+    check: Callable[[Keywords], object] = never
+    """Raises if a call with these keyword arguments cannot be merged."""
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
         """Merge before the module."""
         plan = self.site.plan(kwargs)
         if plan is None:
             return None
+        self.check(kwargs)
         tokens = get_hidden_states(args, kwargs)
         self.site.update(plan, lambda: self.site.image(plan, tokens))
         args, kwargs = set_hidden_states(args, kwargs, self.site.merge(plan, tokens))
-        return args, gather_positions(self.site, plan, self.position_table, kwargs)
+        kwargs = gather_positions(self.site, plan, self.position_table, kwargs)
+        return args, bias_keys(self.site, plan, self.key_bias, args, kwargs)
 
 
 @dataclass(eq=False)
@@ -126,11 +145,15 @@ class GatherPositions(Hook):
 
     site: Site
     position_table: str
+    key_bias: KeyBias | None = None
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
         """Replace the position table before the module."""
         plan = self.site.plan(kwargs)
-        return None if plan is None else (args, gather_positions(self.site, plan, self.position_table, kwargs))
+        if plan is None:
+            return None
+        kwargs = gather_positions(self.site, plan, self.position_table, kwargs)
+        return args, bias_keys(self.site, plan, self.key_bias, args, kwargs)
 
 
 @dataclass(eq=False)
@@ -192,6 +215,7 @@ class EnterBlock(Hook):
     normalize: Callable[[nn.Module, Arguments, Keywords], Tensor]
     """The tokens that the block's first layer sees; destinations are chosen among them."""
     position_table: str | None = None
+    key_bias: KeyBias | None = None
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
         """Merge before the block."""
@@ -205,7 +229,8 @@ class EnterBlock(Hook):
             new_args, new_kwargs = set_hidden_states(args, kwargs, self.run.merged)
         else:
             new_args, new_kwargs = args, kwargs
-        return new_args, gather_positions(self.site, plan, self.position_table, new_kwargs)
+        new_kwargs = gather_positions(self.site, plan, self.position_table, new_kwargs)
+        return new_args, bias_keys(self.site, plan, self.key_bias, new_args, new_kwargs)
 
 
 @dataclass(eq=False)
@@ -257,6 +282,26 @@ def gather_positions(site: Site, plan: Plan, position_table: str | None, kwargs:
     if position_table is None or kwargs.get(position_table) is None:
         return kwargs
     return {**kwargs, position_table: site.gather(plan, kwargs[position_table])}
+
+
+def bias_keys(site: Site, plan: Plan, how: KeyBias | None, args: Arguments, kwargs: Keywords) -> Keywords:
+    """The same keyword arguments with the logarithm of every merged token's size as a bias of its key, if wanted."""
+    sizes = plan.log_sizes
+    if how is None or sizes is None:
+        return kwargs
+    hidden_states = get_hidden_states(args, kwargs)
+    text = kwargs.get(how.text) if how.text is not None else None
+    length = hidden_states.shape[1] + (0 if text is None else text.shape[1])
+    start = site.image_start(length, plan, merged=True)
+    bias = functional.pad(sizes.to(hidden_states.dtype), (start, length - start - sizes.shape[1]))[:, None]
+    outer, _, inner = how.argument.rpartition(".")
+    taken = (kwargs.get(outer) or {}) if outer else kwargs
+    if taken.get(inner) is not None:
+        raise UsageError(
+            f"self-attention got an {inner}, which size_aware_attention cannot be combined with: leave one of them out."
+        )
+    taken = {**taken, inner: bias if how.dims == 3 else bias[:, None]}
+    return {**kwargs, outer: taken} if outer else taken
 
 
 def _replace(tensor: Tensor, dim: int, start: int, length: int, change: Callable[[Tensor], Tensor]) -> Tensor:

@@ -30,6 +30,11 @@ class ToMA(Method[ToMAConfig]):
                 f"sites={config.sites} counts only in scope 'module'; scope={config.scope!r} merges whole blocks. "
                 "Add scope='module', or leave sites out."
             )
+        if config.size_aware_attention and (without := [block.name for block in blocks if block.key_bias is None]):
+            raise UsageError(
+                f"size_aware_attention=True is not possible here: the attention of {without[0]} takes no bias. "
+                "Leave it out for this model."
+            )
         around = _around_modules if config.scope == "module" else _around_blocks
         placed = around(config, blocks, reasons, state)
         _note_missing_plans(config, state)
@@ -38,6 +43,12 @@ class ToMA(Method[ToMAConfig]):
     def describe(self, config: ToMAConfig) -> list[str]:
         """How destinations are selected, and when."""
         lines = [f"destinations by {config.selection}, {config.assign} assignment, unmerged by {config.unmerge}"]
+        if config.distance_weight:
+            lines.append(f"similarity: cosine − {config.distance_weight:g} · (distance / side of a region)²")
+        if config.size_aware_attention:
+            lines.append("self-attention knows the sizes of merged tokens")
+        if config.norm_preserving:
+            lines.append("merged tokens keep the mean length of their tokens")
         if config.min_tokens:
             lines.append(f"grids of fewer than {config.min_tokens} tokens left whole")
         if config.num_plans > 1:
@@ -84,7 +95,7 @@ def _around_blocks(config: ToMAConfig, blocks: list[Block], reasons: dict[int, s
         for index, block in members:
             site = _site(config, state, block, runs[block.kind])
             first, last = index == members[0][0], index == members[-1][0]
-            enter = EnterBlock(site, run, first, block.normalize, block.position_table)
+            enter = EnterBlock(site, run, first, block.normalize, block.position_table, block.key_bias)
             leave = LeaveBlock(site, run, last, block.stream)
             placements += [Placement(block.module, None, enter), Placement(block.module, None, leave)]
             records.append(BlockRecord(block.name, block.kind, block.width, (block.name,), int(first), None))

@@ -39,9 +39,10 @@ class Tiling(NamedTuple):
     @property
     def largest_distance(self) -> float:
         """No squared distance between two tokens of a region is larger."""
-        rows = self.height + self.width // self.grid_width
-        columns = min(self.width, self.grid_width)
-        return (rows**2 + columns**2) / self.size
+        if self.layout_width == self.grid_width:
+            return (self.height**2 + self.width**2) / self.size
+        rows = self.width // self.grid_width + 1  # a stripe may go from the end of one row to the next
+        return (rows**2 + self.grid_width**2) / self.size
 
     def positions(self, local: Tensor) -> Tensor:
         """Indices inside each region to row-major indices of the grid: [..., R, k] -> [..., R, k]."""
