@@ -64,16 +64,19 @@ class Shape:
 
 SHAPES = (
     [
+        Shape(64, 640, 16),
         Shape(64, 640, 8),
         Shape(64, 640, 4),
+        Shape(32, 1280, 16),
         Shape(32, 1280, 4),
         Shape(32, 1280, 2),
+        Shape(64, 3072, 16, batch=1, dtype=torch.bfloat16),
         Shape(64, 3072, 8, batch=1, dtype=torch.bfloat16),
     ]
     if torch.cuda.is_available()
     else [Shape(16, 64, 8, dtype=torch.float32), Shape(16, 64, 4, dtype=torch.float32)]
 )
-"""The two levels of SDXL in 64 and in 256 tiles; Flux."""
+"""The two levels of SDXL in tiles of 256 tokens, in 64 and in 256 tiles; Flux."""
 GROWTH = [Shape(side, 640, 8, batch=1) for side in (64, 96, 128, 192, 256)] if torch.cuda.is_available() else []
 """The first level of SDXL from 1024² to 4096² pixels."""
 

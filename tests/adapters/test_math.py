@@ -17,7 +17,10 @@ def matrices(plan: MergePlan, tokens: torch.Tensor) -> tuple[torch.Tensor, torch
     for sample in range(tokens.shape[0]):
         unit = torch.nn.functional.normalize(tokens[sample], dim=-1)
         chosen = plan.positions[sample]
-        logits = 1000.0 * unit[chosen] @ unit.T
+        distance = (index[chosen][:, None] // width - index // width) ** 2 + (
+            index[chosen][:, None] % width - index % width
+        ) ** 2
+        logits = 1000.0 * (unit[chosen] @ unit.T - plan.config.distance_weight * distance / (height * width / 4))
         logits[tile[chosen][:, None] != tile[None]] = -torch.inf
         weights = logits.softmax(dim=0)
         merges.append(weights / weights.sum(dim=1, keepdim=True))
