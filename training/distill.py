@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from diffusers import UNet2DConditionModel
+from toma_diffusion_demo.loading import DOWN, UP
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 from transformers import CLIPTextModel
@@ -65,8 +66,8 @@ def low_rank_weights(student: UNet2DConditionModel) -> dict[str, Tensor]:
         if isinstance(module, LowRank):
             layer = "unet." + name.removesuffix(".parametrizations.weight.0")
             up = module.up.detach()
-            weights[f"{layer}.lora_A.weight"] = module.down.detach()
-            weights[f"{layer}.lora_B.weight"] = up[:, :, None, None] if module.down.ndim == 4 else up
+            weights[layer + DOWN] = module.down.detach()
+            weights[layer + UP] = up[:, :, None, None] if module.down.ndim == 4 else up
     return {name: weight.cpu().half().contiguous() for name, weight in weights.items()}
 
 

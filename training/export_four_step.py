@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from diffusers import StableDiffusionPipeline
 from safetensors.torch import save_file
-from toma_diffusion_demo.loading import four_step_pipeline
+from toma_diffusion_demo.loading import LOW_RANK_WEIGHTS, four_step_pipeline
 
 from training.distill import build_student, low_rank_weights
 from training.export import ModelTooLargeError, folder_mib, load_pipeline
@@ -21,8 +21,6 @@ from training.settings import FourStepSettings
 
 MAX_MIB = 3.0
 CARD = Path(__file__).with_name("four_step_card.md")
-WEIGHTS = "pytorch_lora_weights.safetensors"
-"""The name that diffusers looks for."""
 COMPARED = 16
 """Prompts that teacher and student draw."""
 
@@ -61,8 +59,8 @@ def export_four_step(settings: FourStepSettings, place: Place, max_mib: float = 
     folder, unfinished = place.work / "pipeline", place.work / "pipeline.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    save_file(low_rank_weights(student), unfinished / WEIGHTS)
-    (unfinished / WEIGHTS).chmod(0o644)  # safetensors writes it for the owner alone
+    save_file(low_rank_weights(student), unfinished / LOW_RANK_WEIGHTS)
+    (unfinished / LOW_RANK_WEIGHTS).chmod(0o644)  # safetensors writes it for the owner alone
 
     history = [chapter(settings, state, place)]
     (unfinished / HISTORY).write_text(json.dumps(history, indent=2) + "\n")

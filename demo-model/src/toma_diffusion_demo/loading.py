@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from diffusers import (
@@ -16,7 +15,7 @@ from diffusers import (
     StableDiffusionPipeline,
 )
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from toma_diffusion_demo import flux_folder, four_step_folder, model_folder
@@ -25,6 +24,10 @@ WEIGHTS = "weights_8bit.safetensors"
 """The transformer's weights: matrices as whole numbers from -127 to 127, with a scale for each row."""
 SCALE = ".scale"
 """What the name of a matrix' scales ends with."""
+LOW_RANK_WEIGHTS = "pytorch_lora_weights.safetensors"
+"""The name that diffusers looks for."""
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+"""What the names of the two low-rank factors of a layer end with."""
 
 
 class DemoFluxPipeline(FluxPipeline):
@@ -67,22 +70,22 @@ def dequantised(stored: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def load_transformer(folder: Path) -> FluxTransformer2DModel:
-    """The denoiser, in single precision."""
-    config = json.loads((folder / "config.json").read_text())
-    transformer = FluxTransformer2DModel.from_config(config)
+def load_transformer(folder: Path, dtype: torch.dtype) -> FluxTransformer2DModel:
+    """The denoiser."""
+    transformer = FluxTransformer2DModel.from_config(json.loads((folder / "config.json").read_text()))
     transformer.load_state_dict(dequantised(load_file(folder / WEIGHTS)))
-    return transformer.eval()
+    return transformer.type(dtype).eval()
 
 
 def build_flux_pipeline(
     transformer: FluxTransformer2DModel, vae: AutoencoderKL, scheduler: FlowMatchEulerDiscreteScheduler, text: Path
 ) -> DemoFluxPipeline:
     """A pipeline of these parts, with the text encoder and tokenizer of the pipeline in the folder `text`."""
+    encoder = CLIPTextModel.from_pretrained(text / "text_encoder", local_files_only=True)
     pipe = DemoFluxPipeline(
         scheduler=scheduler,
         vae=vae,
-        text_encoder=CLIPTextModel.from_pretrained(text / "text_encoder", local_files_only=True),
+        text_encoder=encoder.to(transformer.dtype),
         tokenizer=CLIPTokenizer.from_pretrained(text / "tokenizer", local_files_only=True),
         text_encoder_2=None,
         tokenizer_2=None,
@@ -98,18 +101,28 @@ def flux_pipeline(
     """The Flux-class model. Another `folder` of such a model, and another pipeline `text` to read prompts with, may be
     given."""
     folder = folder or flux_folder()
-    vae = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True)
+    vae = AutoencoderKL.from_pretrained(folder / "vae", torch_dtype=dtype, local_files_only=True)
     scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler", local_files_only=True)
-    pipe = build_flux_pipeline(load_transformer(folder / "transformer"), vae, scheduler, text or model_folder())
-    return pipe.to(dtype)
+    return build_flux_pipeline(load_transformer(folder / "transformer", dtype), vae, scheduler, text or model_folder())
+
+
+@torch.no_grad()
+def add_low_rank(network: nn.Module, weights: dict[str, Tensor], prefix: str) -> None:
+    """Add low-rank weights, named as diffusers names them, to those of a network for good. What `load_lora_weights`
+    and `fuse_lora` of diffusers do, without the package peft, which they need."""
+    for name, down in weights.items():
+        if name.endswith(DOWN):
+            layer = name.removeprefix(prefix).removesuffix(DOWN)
+            up = weights[f"{prefix}{layer}{UP}"].float().flatten(1)
+            weight = network.get_submodule(layer).get_parameter("weight")
+            weight.copy_(weight.float() + (up @ down.float().flatten(1)).view_as(weight))
 
 
 def four_step_pipeline(
     dtype: torch.dtype = torch.float16, folder: Path | None = None, model: Path | None = None
 ) -> StableDiffusionPipeline:
-    """The demo model for four steps without guidance: its low-rank weights are added to those of the UNet for good."""
-    pipe: Any = StableDiffusionPipeline.from_pretrained(model or model_folder(), local_files_only=True)
-    pipe.load_lora_weights(str(folder or four_step_folder()))
-    pipe.fuse_lora(components=["unet"])
-    pipe.unload_lora_weights()
-    return pipe.to(dtype)
+    """The demo model for four steps without guidance. Another `folder` of such weights, and another pipeline `model` to
+    add them to, may be given."""
+    pipe = StableDiffusionPipeline.from_pretrained(model or model_folder(), torch_dtype=dtype, local_files_only=True)
+    add_low_rank(pipe.unet, load_file((folder or four_step_folder()) / LOW_RANK_WEIGHTS), "unet.")
+    return pipe
