@@ -153,7 +153,8 @@ class Teacher:
         both = torch.cat([self.captions.nothing.expand_as(text), text]).to(self.unet.dtype)
         twice = noisy.repeat(2, 1, 1, 1).to(self.unet.dtype, memory_format=torch.channels_last)
         without, given = self.unet(twice, timesteps.repeat(2), both, return_dict=False)[0].float().chunk(2)
-        return without + self.settings.guidance * (given - without)
+        guided: Tensor = without + self.settings.guidance * (given - without)
+        return guided
 
     @torch.no_grad()
     def teach(self, student: UNet2DConditionModel, place: Place, generator: torch.Generator) -> Lesson:
@@ -214,6 +215,7 @@ def train_four_step(
         rows = torch.randint(len(known.start), (settings.batch,), device=place.device, generator=generator)
         noisy = known.noisy[rows].contiguous(memory_format=torch.channels_last)
         predicted = student(noisy, known.start[rows], known.text[rows], return_dict=False)[0]
-        return (predicted.float() - known.velocity[rows]).square().mean()
+        loss: Tensor = (predicted.float() - known.velocity[rows]).square().mean()
+        return loss
 
     training.run(loss_of, budget)

@@ -57,7 +57,8 @@ def load_exported(place: Place, folder: Path) -> DemoFluxPipeline:
     """The pipeline as a user loads it."""
     pipeline = flux_pipeline(torch.bfloat16 if place.device.type == "cuda" else torch.float32, folder, place.text)
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to(place.device)
+    pipeline.to(place.device)
+    return pipeline
 
 
 def similarity(settings: FluxSettings, place: Place, whole: DemoFluxPipeline, folder: Path) -> float:

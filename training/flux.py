@@ -76,7 +76,8 @@ def train_flux(settings: FluxSettings, place: Place, budget: Budget) -> None:
             img_ids=positions(side // spacing, spacing, place.device),
             return_dict=False,
         )[0]
-        return (predicted.float() - (noise - clean)).square().mean()
+        loss: Tensor = (predicted.float() - (noise - clean)).square().mean()
+        return loss
 
     def loss_of(generator: torch.Generator) -> Tensor:
         if training.step == first_step:  # both sizes, so that both are compiled before the rate begins to fall

@@ -56,7 +56,7 @@ class LatentSettings(Settings):
     @property
     def latent_size(self) -> int:
         """Width and height of the latents. The autoencoder halves them once a level, but for the first."""
-        return self.image_size // 2 ** (len(self.vae_channels) - 1)
+        return self.image_size >> (len(self.vae_channels) - 1)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 """What the names of the two low-rank factors of a layer end with."""
 
 
-class DemoFluxPipeline(FluxPipeline):
+class DemoFluxPipeline(FluxPipeline):  # type: ignore[misc]  # diffusers shows a type checker no classes
     """FluxPipeline with one text encoder in place of two: CLIP's tokens are the sequence, its pooled output as ever."""
 
     def encode_prompt(
