@@ -57,6 +57,7 @@ def train_flux(settings: FluxSettings, place: Place, budget: Budget) -> None:
         transformer.compile_repeated_blocks(dynamic=False)
     text_positions = torch.zeros(batches.tokens.shape[-1], 3, device=place.device)
     side = settings.latent_size // 2
+    image_positions = {spacing: positions(side // spacing, spacing, place.device) for spacing in (1, 2)}
     first_step = training.step
 
     def loss_at(spacing: int, size: int, generator: torch.Generator) -> Tensor:
@@ -73,7 +74,7 @@ def train_flux(settings: FluxSettings, place: Place, budget: Budget) -> None:
             encoder_hidden_states=text.last_hidden_state,
             pooled_projections=text.pooler_output,
             txt_ids=text_positions,
-            img_ids=positions(side // spacing, spacing, place.device),
+            img_ids=image_positions[spacing],
             return_dict=False,
         )[0]
         loss: Tensor = (predicted.float() - (noise - clean)).square().mean()

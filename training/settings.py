@@ -110,7 +110,7 @@ class FourStepSettings(Settings):
     batch: int = 128
     rank: int = 12
     """Of the low-rank change to every layer: 2.9 MiB in half precision."""
-    rate: float = 1e-3
+    rate: float = 2e-3
     steps: int = 4
     """Of the student."""
     teacher_steps: int = 20
