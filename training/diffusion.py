@@ -13,7 +13,7 @@ from transformers import CLIPTextModel, CLIPTokenizer
 from training import tokenizer as tokenizers
 from training.loop import Budget, Place, Training
 from training.models import build_scheduler, build_text_encoder, build_unet
-from training.settings import Settings
+from training.settings import UNetSettings
 
 MAX_WEIGHT = 5.0
 
@@ -21,7 +21,7 @@ MAX_WEIGHT = 5.0
 class TextToLatents(nn.Module):
     """The two networks that are trained together, so that one optimizer and one checkpoint hold both."""
 
-    def __init__(self, settings: Settings, tokenizer: CLIPTokenizer) -> None:
+    def __init__(self, settings: UNetSettings, tokenizer: CLIPTokenizer) -> None:
         super().__init__()
         self.unet = build_unet(settings).to(memory_format=torch.channels_last)
         self.text_encoder = build_text_encoder(settings, tokenizer)
@@ -36,7 +36,7 @@ class TextToLatents(nn.Module):
 
 @dataclass(frozen=True)
 class Batches:
-    """Latents and captions on the device. Batches are drawn there: 135 MB, and no loader to wait for."""
+    """Latents and captions on the device. Batches are drawn there: 135 MB to 1.2 GB, and no loader to wait for."""
 
     latents: Tensor  # [images, 2, channels, height, width]
     tokens: Tensor  # [images, variants, tokens]
@@ -81,7 +81,7 @@ def loss_weight(signal: Tensor) -> Tensor:
     return (MAX_WEIGHT * (1 - signal)).clamp(max=1.0)
 
 
-def train_diffusion(settings: Settings, place: Place, budget: Budget) -> None:
+def train_diffusion(settings: UNetSettings, place: Place, budget: Budget) -> None:
     """Train on what the stage `latents` wrote."""
     batches = Batches.load(place)
     torch.manual_seed(settings.seed)

@@ -16,7 +16,7 @@ from training import tokenizer as tokenizers
 from training.diffusion import TextToLatents
 from training.loop import HISTORY, Place, averaged
 from training.models import build_scheduler
-from training.settings import Settings
+from training.settings import UNetSettings
 
 MIB = 2**20
 MAX_MIB = 40.0
@@ -62,7 +62,7 @@ def write_files(pipeline: StableDiffusionPipeline, tokenizer: Path, folder: Path
         path.chmod(0o644)  # safetensors writes them for the owner alone
 
 
-def assemble(settings: Settings, place: Place) -> tuple[StableDiffusionPipeline, dict[str, Any]]:
+def assemble(settings: UNetSettings, place: Place) -> tuple[StableDiffusionPipeline, dict[str, Any]]:
     """The pipeline from the stages' results, in half precision, and the checkpoint of the diffusion stage."""
     tokenizer = tokenizers.load(place.work / "tokenizer")
     model = TextToLatents(settings, tokenizer)
@@ -134,7 +134,7 @@ def model_card(pipeline: StableDiffusionPipeline, history: list[dict[str, Any]])
     )
 
 
-def export(settings: Settings, place: Place, max_mib: float = MAX_MIB) -> Path:
+def export(settings: UNetSettings, place: Place, max_mib: float = MAX_MIB) -> Path:
     """Write the folder `pipeline`, unless it is too large, or does not load and generate an image.
 
     Raises:

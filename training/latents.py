@@ -17,7 +17,7 @@ from training.data import Dataset, load, to_float
 from training.loop import HISTORY, Place, averaged, write_atomically
 from training.models import build_vae
 from training.progress import Progress
-from training.settings import Settings
+from training.settings import LatentSettings, Settings, UNetSettings
 
 ENCODE_BATCH = 64
 
@@ -72,7 +72,7 @@ def tokenise(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
     return ids
 
 
-def prepare_latents(data: Path, settings: Settings, place: Place, limit: int | None = None) -> None:
+def prepare_latents(data: Path, settings: LatentSettings, place: Place, limit: int | None = None) -> None:
     """Write the folders `vae` (the autoencoder, normalised) and `tokenizer`, and `latents.pt`, unless they are there.
 
     A text encoder that has begun to learn one vocabulary could not go on with another.
@@ -89,14 +89,18 @@ def prepare_latents(data: Path, settings: Settings, place: Place, limit: int | N
     if place.start:
         vae = AutoencoderKL.from_pretrained(place.start / "vae", local_files_only=True).to(place.device)
         latents = encode(vae, dataset.pixels(place.device))
-        shutil.copytree(place.start / "tokenizer", folder)
-        tokenizer = tokenizers.load(folder)
         shutil.copy(place.start / HISTORY, place.work / HISTORY)
     else:
         vae = build_vae(settings)
         averaged(vae, trained)
         vae.to(place.device)
         latents = normalise(vae, encode(vae, dataset.pixels(place.device)))
+    earlier = place.start or place.text
+    if earlier:
+        shutil.copytree(earlier / "tokenizer", folder)
+        tokenizer = tokenizers.load(folder)
+    else:
+        assert isinstance(settings, UNetSettings)
         tokenizer = tokenizers.train(every_text, settings.vocabulary, settings.text_tokens, folder)
     tokens = tokenise(tokenizer, every_text).view(len(texts), settings.caption_variants, -1)
 

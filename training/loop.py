@@ -1,4 +1,4 @@
-"""The training loop of both stages: it follows the clock, averages the weights, and survives being killed."""
+"""The training loop of every stage: it follows the clock, averages the weights, and survives being killed."""
 
 from __future__ import annotations
 
@@ -48,10 +48,13 @@ class Place:
     checkpoint_seconds: float = 60.0
     start: Path | None = None
     """An exported pipeline whose networks to train further, in place of new ones."""
+    text: Path | None = None
+    """An exported pipeline whose vocabulary and text encoder to use as they are, in place of new ones."""
 
-    def autocast(self) -> torch.autocast:
-        """Half precision where it is fast."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
+    def autocast(self, cache: bool = True) -> torch.autocast:
+        """Half precision where it is fast. With a `cache`, weights are converted once, with or without gradients."""
+        on_gpu = self.device.type == "cuda"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=on_gpu, cache_enabled=cache)
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
@@ -76,12 +79,16 @@ class Training:
     settings: Settings
     peak_rate: float
     batch: int
+    """Images a step. It may change from one to the next."""
     place: Place
     step: int = 0
+    images: int = 0
     seconds: float = 0.0
     setup: float = 0.0
     """Seconds of the first step of every run, in which networks are compiled: of those the learning rate knows nothing.
     Once compiling took 140 of 312 seconds, and the rate was half down before it was up."""
+    weights: dict[str, nn.Parameter] = field(init=False)
+    """Those that are trained, by name."""
     optimizer: torch.optim.Optimizer = field(init=False)
     average: dict[str, Tensor] = field(init=False)
     generator: torch.Generator = field(init=False)
@@ -89,14 +96,15 @@ class Training:
 
     def __post_init__(self) -> None:
         self.model.to(self.place.device)
+        self.weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
+            self.weights.values(),
             lr=self.peak_rate,
             betas=(0.9, 0.99),
             weight_decay=self.settings.weight_decay,
             fused=self.place.device.type == "cuda",
         )
-        self.average = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+        self.average = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.generator = torch.Generator(self.place.device).manual_seed(self.settings.seed)
         if self.checkpoint.exists():
             self.restore(torch.load(self.checkpoint, map_location="cpu", weights_only=True))
@@ -120,7 +128,8 @@ class Training:
         for name, weight in self.average.items():
             weight.copy_(state["average"][name])
         self.generator.set_state(state["generator"])
-        self.step, self.seconds, self.setup, self.rows = (state[name] for name in ("step", "seconds", "setup", "rows"))
+        for name in ("step", "images", "seconds", "setup", "rows"):
+            setattr(self, name, state[name])
 
     def save(self) -> None:
         """Write the checkpoint, then the log: killed in between, the log is behind, never ahead of the next run."""
@@ -133,7 +142,7 @@ class Training:
             "step": self.step,
             "seconds": self.seconds,
             "setup": self.setup,
-            "images": self.step * self.batch,
+            "images": self.images,
             "rows": self.rows,
         }
         write_atomically(self.checkpoint, lambda path: torch.save(state, path))
@@ -150,7 +159,7 @@ class Training:
     def update_average(self) -> None:
         """Exponential moving average; short at first, when the weights still change much."""
         decay = min(self.settings.ema_decay, (1 + self.step) / (10 + self.step))
-        weights = [weight.detach() for weight in self.model.parameters()]
+        weights = [weight.detach() for weight in self.weights.values()]
         torch._foreach_lerp_(list(self.average.values()), weights, 1 - decay)
 
     def advance(self, loss_of: Callable[[torch.Generator], Tensor], rate: float) -> Tensor:
@@ -160,10 +169,11 @@ class Training:
         with self.place.autocast():
             loss = loss_of(self.generator)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(self.weights.values(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
+        self.images += self.batch
         self.update_average()
         return loss.detach()
 
@@ -178,7 +188,7 @@ class Training:
             return
         before, started, is_first = self.seconds, time.monotonic(), True
         saved = row_time = started
-        row_step, losses = self.step, torch.zeros((), device=self.place.device)
+        row_step, row_images, losses = self.step, self.images, torch.zeros((), device=self.place.device)
         if self.step:
             spent = f"{self.seconds / 60:.1f} of {budget.minutes:g} min spent"
             print(f"{self.name}: going on at step {self.step}, {spent}", flush=True)
@@ -201,14 +211,14 @@ class Training:
                     raise FloatingPointError(f"{self.name}: the loss is {loss} at step {self.step}; lower the rate.")
                 now = time.monotonic()
                 self.seconds = before + now - started
-                speed = (self.step - row_step) * self.batch / (now - row_time)
+                speed = (self.images - row_images) / (now - row_time)
                 row = (self.step, round(loss, 6), round(speed, 1), round(rate, 8), round(self.seconds, 1))
                 self.rows.append(dict(zip(COLUMNS, row, strict=True)))
                 progress.update(
                     budget.done(self.step, self.seconds),
                     f"step {self.step}, loss {loss:.4f}, {speed:.0f} images/s, rate {rate:.1e}",
                 )
-                row_time, row_step = now, self.step
+                row_time, row_step, row_images = now, self.step, self.images
                 losses.zero_()
                 if now - saved >= self.place.checkpoint_seconds:
                     self.save()

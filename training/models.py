@@ -1,19 +1,26 @@
-"""Builds the four networks' parts from the settings, untrained."""
+"""Builds the networks from the settings, untrained, and the schedulers that go with them."""
 
 from __future__ import annotations
 
 import torch
-from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
+from diffusers import (
+    AutoencoderKL,
+    DDIMScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FluxTransformer2DModel,
+    UNet2DConditionModel,
+)
+from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-from training.settings import Settings
+from training.settings import FluxSettings, LatentSettings, UNetSettings
 
 INITIAL_LOG_VARIANCE = -6.0
 """A deviation of 0.05."""
 
 
-def build_vae(settings: Settings) -> AutoencoderKL:
-    """The autoencoder: eight pixels a latent each way. It starts with hardly any noise on its latents.
+def build_vae(settings: LatentSettings) -> AutoencoderKL:
+    """The autoencoder. It starts with hardly any noise on its latents.
 
     Diffusers starts it with noise of deviation 1 on latents that are far smaller, and the decoder first has to learn to
     look through it. The KL term raises the noise later to what the pictures bear.
@@ -30,7 +37,9 @@ def build_vae(settings: Settings) -> AutoencoderKL:
         # StableDiffusionPipeline knows a factor and no shift, and one factor for all channels. `normalise` in
         # latents.py puts both into the weights, for every channel, and nothing is left to scale.
         scaling_factor=1.0,
+        shift_factor=0.0,  # FluxPipeline needs a number
         force_upcast=False,
+        mid_block_add_attention=settings.vae_attention,
     )
     with torch.no_grad():
         vae.quant_conv.weight[settings.latent_channels :] = 0
@@ -38,7 +47,7 @@ def build_vae(settings: Settings) -> AutoencoderKL:
     return vae
 
 
-def build_unet(settings: Settings) -> UNet2DConditionModel:
+def build_unet(settings: UNetSettings) -> UNet2DConditionModel:
     """The denoiser, built as SDXL's: several transformer layers an attention, linear projections, heads of 64."""
     levels = len(settings.unet_channels)
     return UNet2DConditionModel(
@@ -58,7 +67,35 @@ def build_unet(settings: Settings) -> UNet2DConditionModel:
     )
 
 
-def build_text_encoder(settings: Settings, tokenizer: CLIPTokenizer) -> CLIPTextModel:
+def build_flux(settings: FluxSettings, text_channels: int) -> FluxTransformer2DModel:
+    """The Flux-class denoiser. Every block starts as one that changes nothing, which trains faster."""
+    time_axis = settings.head_channels // 8  # unused by images, as in Flux
+    rows = (settings.head_channels - time_axis) // 2
+    transformer = FluxTransformer2DModel(
+        in_channels=4 * settings.latent_channels,
+        num_layers=settings.joint_blocks,
+        num_single_layers=settings.single_blocks,
+        num_attention_heads=settings.heads,
+        attention_head_dim=settings.head_channels,
+        joint_attention_dim=text_channels,
+        pooled_projection_dim=text_channels,
+        axes_dims_rope=(time_axis, rows, rows),
+    )
+    modulations = [
+        module.linear for module in transformer.modules() if type(module).__name__.startswith("AdaLayerNorm")
+    ]
+    for layer in (*modulations, transformer.proj_out):
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    return transformer
+
+
+def build_flow_scheduler(settings: FluxSettings) -> FlowMatchEulerDiscreteScheduler:
+    """Straight lines from noise to image, in Euler steps, with a fixed preference for much noise."""
+    return FlowMatchEulerDiscreteScheduler(shift=settings.shift)
+
+
+def build_text_encoder(settings: UNetSettings, tokenizer: CLIPTokenizer) -> CLIPTextModel:
     """The text encoder, learnt with the denoiser."""
     return CLIPTextModel(
         CLIPTextConfig(

@@ -1,4 +1,5 @@
-"""The command line: `python -m training.run vae|latents|diffusion|export|samples|all --data DIR --work DIR`."""
+"""The command line: `python -m training.run STAGE --model unet|flux|4step --work DIR`, with a stage of that model or
+`all`."""
 
 from __future__ import annotations
 
@@ -6,23 +7,41 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import torch
 import transformers
 
 from training.diffusion import train_diffusion
-from training.export import export
+from training.distill import train_four_step
+from training.export import export, load_pipeline
+from training.export_flux import export_flux, flux_arguments
+from training.export_flux import load_exported as load_flux
+from training.export_four_step import export_four_step
+from training.export_four_step import load_exported as load_four_step
+from training.flux import train_flux
 from training.latents import prepare_latents
 from training.loop import Budget, Place
 from training.samples import generate_samples
-from training.settings import FULL, TINY
+from training.settings import FLUX, FOUR_STEP, FULL, TINY, TINY_FLUX, TINY_FOUR_STEP
 from training.vae import train_vae
 
-STAGES = ("vae", "latents", "diffusion", "export", "samples")
-SHARES = {"vae": 0.22, "diffusion": 0.70}
+STAGES = {
+    "unet": ("vae", "latents", "diffusion", "export", "samples"),
+    "flux": ("vae", "latents", "diffusion", "export", "samples"),
+    "4step": ("distill", "export", "samples"),
+}
+SETTINGS = {"unet": (FULL, TINY), "flux": (FLUX, TINY_FLUX), "4step": (FOUR_STEP, TINY_FOUR_STEP)}
+SHARES = {
+    "unet": {"vae": 0.22, "diffusion": 0.70},
+    "flux": {"vae": 0.10, "diffusion": 0.80},
+    "4step": {"distill": 0.85},
+}
 """Of the minutes of `all`; what is left is for reading, encoding, exporting and sampling."""
+READS_DATA = ("vae", "latents", "distill")
 
 
 def whole(text: str) -> int:
@@ -44,24 +63,36 @@ def duration(text: str) -> float:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m training.run", description=__doc__)
-    parser.add_argument("stage", choices=(*STAGES, "all"))
-    parser.add_argument("--data", type=Path, help="folder of fluent_emoji.npz and clothing.npz (stages vae, latents)")
+    parser.add_argument(
+        "stage", choices=(*dict.fromkeys(stage for stages in STAGES.values() for stage in stages), "all")
+    )
+    parser.add_argument("--model", choices=tuple(STAGES), default="unet", help="which model to train")
+    parser.add_argument(
+        "--data", type=Path, help=f"folder of fluent_emoji.npz and clothing.npz ({', '.join(READS_DATA)})"
+    )
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints, logs and results")
     parser.add_argument("--start", type=Path, help="an exported pipeline to train further (stages latents, diffusion)")
+    parser.add_argument("--text", type=Path, help="the pipeline whose text encoder flux uses, or that 4step distills")
     parser.add_argument("--minutes", type=duration, default=12.0, help="for this stage, or for all of them together")
     parser.add_argument("--steps", type=whole, help="stop after so many steps even if minutes are left")
-    parser.add_argument("--batch", type=whole, help=f"images a step in the stage diffusion (default {FULL.batch})")
+    parser.add_argument("--batch", type=whole, help="images a step in the stages diffusion and distill")
     parser.add_argument("--seed", type=int, default=FULL.seed)
     parser.add_argument("--checkpoint-seconds", type=float, default=60.0, help="what a killed run loses at most")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="compile the networks: a minute or two, then faster")
     parser.add_argument("--tiny", action="store_true", help="networks and images small enough for a test on a CPU")
     parser.add_argument("--limit", type=whole, help="take only so many images of each set, to try things out")
-    parser.add_argument("--sample-steps", type=whole, default=20)
-    parser.add_argument("--guidance", type=float, default=4.0)
+    parser.add_argument("--sample-steps", type=whole, help="default 20, of 4step 4")
+    parser.add_argument("--guidance", type=float, help="default 4, of 4step 1: none")
     options = parser.parse_args(arguments)
-    if options.stage in ("vae", "latents", "all") and options.data is None:
+    if options.stage not in (*STAGES[options.model], "all"):
+        parser.error(f"{options.model} has no stage {options.stage}: {', '.join(STAGES[options.model])}")
+    if options.model != "unet" and not (options.text and (options.text / "model_index.json").exists()):
+        parser.error(f"--model {options.model} needs --text, an exported pipeline such as the demo model")
+    if options.stage in (*READS_DATA, "all") and options.data is None:
         parser.error(f"the stage {options.stage} needs --data")
+    if options.start and options.model != "unet":
+        parser.error("--start is for --model unet")
     if options.start and options.stage in ("vae", "all"):
         parser.error("--start takes the autoencoder as it is: run the stages latents, diffusion, export one by one")
     if options.start and not (options.start / "model_index.json").exists():
@@ -69,33 +100,71 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def run_unet(stage: str, settings: Any, place: Place, budget: Budget, options: argparse.Namespace) -> None:
+    """One stage of the demo model."""
+    if stage == "diffusion":
+        train_diffusion(settings, place, budget)
+    elif stage == "export":
+        export(settings, place)
+    else:
+        load = partial(load_pipeline, device=place.device)
+        generate_samples(load, settings.seed, place, options.sample_steps or 20, options.guidance or 4.0)
+
+
+def run_flux(stage: str, settings: Any, place: Place, budget: Budget, options: argparse.Namespace) -> None:
+    """One stage of the Flux-class model."""
+    if stage == "diffusion":
+        train_flux(settings, place, budget)
+    elif stage == "export":
+        export_flux(settings, place)
+    else:
+        steps, guidance = options.sample_steps or 20, options.guidance or 4.0
+        generate_samples(partial(load_flux, place), settings.seed, place, steps, guidance, flux_arguments)
+
+
+def run_four_step(stage: str, settings: Any, place: Place, budget: Budget, options: argparse.Namespace) -> None:
+    """One stage of the four-step model."""
+    if stage == "distill":
+        train_four_step(options.data, settings, place, budget, options.limit)
+    elif stage == "export":
+        export_four_step(settings, place)
+    else:
+        steps, guidance = options.sample_steps or settings.steps, options.guidance or 1.0
+        generate_samples(partial(load_four_step, place), settings.seed, place, steps, guidance)
+
+
+RUN = {"unet": run_unet, "flux": run_flux, "4step": run_four_step}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one stage or all of them. A stage that was interrupted goes on; one that is finished is not trained again."""
     options = parse(arguments)
-    settings = replace(TINY if options.tiny else FULL, seed=options.seed)
+    full, tiny = SETTINGS[options.model]
+    settings: Any = replace(tiny if options.tiny else full, seed=options.seed)
     if options.batch:
         settings = replace(settings, batch=options.batch)
     place = Place(
-        options.work, torch.device(options.device), options.compile, options.checkpoint_seconds, options.start
+        options.work,
+        torch.device(options.device),
+        options.compile,
+        options.checkpoint_seconds,
+        options.start,
+        options.text,
     )
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
 
-    for stage in STAGES if options.stage == "all" else (options.stage,):
-        share = SHARES.get(stage, 1.0) if options.stage == "all" else 1.0
+    for stage in STAGES[options.model] if options.stage == "all" else (options.stage,):
+        share = SHARES[options.model].get(stage, 1.0) if options.stage == "all" else 1.0
         budget = Budget(options.minutes * share, options.steps)
         if stage == "vae":
             train_vae(options.data, settings, place, budget, options.limit)
         elif stage == "latents":
             prepare_latents(options.data, settings, place, options.limit)
-        elif stage == "diffusion":
-            train_diffusion(settings, place, budget)
-        elif stage == "export":
-            export(settings, place)
         else:
-            generate_samples(settings, place, options.sample_steps, options.guidance)
+            RUN[options.model](stage, settings, place, budget, options)
 
 
 if __name__ == "__main__":

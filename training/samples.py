@@ -3,20 +3,63 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from training.export import load_pipeline
 from training.loop import Place, write_atomically
 from training.progress import Progress
-from training.settings import Settings
 
 PROMPTS = Path(__file__).with_name("prompts.txt")
 COLUMNS = 8
 CAPTION_HEIGHT = 34
 BATCH = 16
+
+Arguments = Callable[[Any, int, float], dict[str, Any]]
+"""From a pipeline, a number of prompts and a guidance: the arguments for that guidance."""
+
+
+def prompts() -> list[str]:
+    """The prompts to look at."""
+    return PROMPTS.read_text().splitlines()
+
+
+def guidance_arguments(pipeline: Any, count: int, guidance: float) -> dict[str, Any]:
+    """What most pipelines call it."""
+    return {"guidance_scale": guidance}
+
+
+def draw(
+    pipeline: Any,
+    texts: list[str],
+    seed: int,
+    steps: int,
+    guidance: float,
+    arguments: Arguments = guidance_arguments,
+) -> list[Image.Image]:
+    """One image for every text, with `seed` plus its place in the list as its seed."""
+    images: list[Image.Image] = []
+    with Progress("samples") as progress:
+        for start in range(0, len(texts), BATCH):
+            batch = texts[start : start + BATCH]
+            generators = [torch.Generator().manual_seed(seed + start + index) for index in range(len(batch))]
+            more = arguments(pipeline, len(batch), guidance)
+            images += pipeline(batch, num_inference_steps=steps, generator=generators, **more).images
+            progress.update(len(images) / len(texts), f"{len(images)} of {len(texts)}")
+    return images
+
+
+def decibels(images: list[Image.Image], others: list[Image.Image]) -> float:
+    """The mean PSNR of images against others, in dB."""
+    pairs = [
+        np.stack([np.asarray(image, dtype=np.float64) for image in pair]) for pair in zip(images, others, strict=True)
+    ]
+    errors = [max(float(np.square(one - two).mean()), 1e-3) for one, two in pairs]
+    return float(np.mean([10 * np.log10(255**2 / error) for error in errors]))
 
 
 def grid(images: list[Image.Image], captions: list[str]) -> Image.Image:
@@ -34,23 +77,19 @@ def grid(images: list[Image.Image], captions: list[str]) -> Image.Image:
 
 
 def generate_samples(
-    settings: Settings, place: Place, steps: int, guidance: float, prompts: list[str] | None = None
+    load: Callable[[Path], Any],
+    seed: int,
+    place: Place,
+    steps: int,
+    guidance: float,
+    arguments: Arguments = guidance_arguments,
 ) -> Path:
-    """Write `samples.png`: every prompt with the seed of its place in the list."""
+    """Write `samples.png` with the pipeline that `load` makes of the folder `pipeline`."""
     folder = place.work / "pipeline"
     if not folder.exists():
         raise FileNotFoundError(f"There is no {folder}: run the stage export first.")
-    prompts = prompts or PROMPTS.read_text().splitlines()
-    pipeline = load_pipeline(folder, place.device)
-    images: list[Image.Image] = []
-    with Progress("samples") as progress:
-        for start in range(0, len(prompts), BATCH):
-            batch = prompts[start : start + BATCH]
-            seeds = range(settings.seed + start, settings.seed + start + len(batch))
-            generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-            images += pipeline(batch, num_inference_steps=steps, guidance_scale=guidance, generator=generators).images
-            progress.update(len(images) / len(prompts), f"{len(images)} images")
+    images = draw(load(folder), prompts(), seed, steps, guidance, arguments)
     path = place.work / "samples.png"
-    write_atomically(path, lambda unfinished: grid(images, prompts).save(unfinished, format="PNG"))
+    write_atomically(path, lambda unfinished: grid(images, prompts()).save(unfinished, format="PNG"))
     print(f"samples: {path}", flush=True)
     return path

@@ -13,7 +13,7 @@ from torch.nn.functional import avg_pool2d, l1_loss, mse_loss, pad
 from training.data import load, to_float
 from training.loop import Budget, Place, Training, averaged, write_atomically
 from training.models import build_vae
-from training.settings import Settings
+from training.settings import LatentSettings
 
 SCALES = 3
 """Sharp edges weigh at full size, shapes and shading at a half and a quarter of it."""
@@ -66,7 +66,7 @@ def reconstruction_loss(images: Tensor, target: Tensor) -> Tensor:
     return loss + SQUARES_WEIGHT * mse_loss(images, target)
 
 
-def train_vae(data: Path, settings: Settings, place: Place, budget: Budget, limit: int | None = None) -> None:
+def train_vae(data: Path, settings: LatentSettings, place: Place, budget: Budget, limit: int | None = None) -> None:
     """Train the autoencoder on whole images, half of them mirrored."""
     dataset = load(data, settings.image_size, limit)
     torch.manual_seed(settings.seed)
@@ -75,12 +75,13 @@ def train_vae(data: Path, settings: Settings, place: Place, budget: Budget, limi
     pixels = dataset.pixels(place.device)
     weights = dataset.weights().to(place.device)
 
-    def forward(target: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(target: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         posterior = vae.encode(target).latent_dist
         latents = posterior.mean + posterior.std * noise
-        return vae.decode(latents).sample, posterior.kl().mean()
+        small = vae.decode(avg_pool2d(latents, 2)).sample if settings.pooled_weight else None
+        return vae.decode(latents).sample, posterior.kl().mean(), small
 
-    forward = torch.compile(forward, dynamic=False) if place.compile else forward
+    forward = torch.compile(forward, dynamic=False) if place.compile and settings.vae_compiled else forward
 
     def loss_of(generator: torch.Generator) -> Tensor:
         index = torch.multinomial(weights, settings.vae_batch, replacement=True, generator=generator)
@@ -90,9 +91,12 @@ def train_vae(data: Path, settings: Settings, place: Place, budget: Budget, limi
         target = target.contiguous(memory_format=torch.channels_last)
         shape = (len(index), settings.latent_channels, settings.latent_size, settings.latent_size)
         noise = torch.randn(shape, device=place.device, generator=generator)
-        images, divergence = forward(target, noise)
+        images, divergence, small = forward(target, noise)
         with torch.autocast(place.device.type, enabled=False):  # the spectrum needs single precision
-            return reconstruction_loss(images.float(), target) + settings.kl_weight * divergence.float()
+            loss = reconstruction_loss(images.float(), target) + settings.kl_weight * divergence.float()
+            if small is not None:
+                loss = loss + settings.pooled_weight * reconstruction_loss(small.float(), avg_pool2d(target, 2))
+            return loss
 
     training.run(loss_of, budget)
     averaged(vae, training.checkpoint)

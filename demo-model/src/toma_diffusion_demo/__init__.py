@@ -1,10 +1,20 @@
-"""A small text-to-image model, as files in diffusers format. This package holds no other code."""
+"""Small text-to-image models, as files. `toma_diffusion_demo.loading` loads those that diffusers cannot load alone."""
 
 from pathlib import Path
 
-__all__ = ["model_folder"]
+__all__ = ["flux_folder", "four_step_folder", "model_folder"]
 
 
 def model_folder() -> Path:
     """The folder that `diffusers.StableDiffusionPipeline.from_pretrained` loads."""
     return Path(__file__).with_name("model")
+
+
+def flux_folder() -> Path:
+    """The folder of the Flux-class model: `toma_diffusion_demo.loading.flux_pipeline` loads it."""
+    return Path(__file__).with_name("flux")
+
+
+def four_step_folder() -> Path:
+    """The folder of the weights that make four steps enough: `loading.four_step_pipeline` adds them to the model."""
+    return Path(__file__).with_name("four_step")

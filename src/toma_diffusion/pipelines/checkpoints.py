@@ -1,4 +1,4 @@
-"""Opens a pipeline: the demo model, a folder, a single file, or a model of the hub."""
+"""Opens a pipeline: a demo model, a folder, a single file, or a model of the hub."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 BUNDLED = "bundled"
-"""The name of the demo model, which is a package of its own: toma-diffusion-demo."""
+"""The name of the demo model. It has a package of its own, like the two below: toma-diffusion-demo."""
+DEMO_LOADERS: Mapping[str, str] = {"bundled-flux": "flux_pipeline", "bundled-4step": "four_step_pipeline"}
+"""The other demo models, and the functions in `toma_diffusion_demo.loading` that load them: a Flux-class transformer,
+and the demo model for four steps without guidance."""
+DEMO_MODELS = (BUNDLED, *DEMO_LOADERS)
+INSTALL_DEMO = "pip install 'toma-diffusion[demo]' (from a checkout: pip install ./demo-model)"
 HUB_ID = r"[\w.-]+/[\w.-]+"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 IN_BFLOAT16 = ("FluxTransformer2DModel", "SD3Transformer2DModel", "FluxPipeline", "StableDiffusion3Pipeline")
@@ -43,10 +48,7 @@ def bundled_model() -> Path:
     try:
         from toma_diffusion_demo import model_folder
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"model {BUNDLED!r} is not installed. Install it: pip install 'toma-diffusion[demo]' "
-            "(from a checkout: pip install ./demo-model)."
-        ) from error
+        raise UsageError(f"model {BUNDLED!r} is not installed. Install it: {INSTALL_DEMO}.") from error
     return model_folder()
 
 
@@ -54,7 +56,8 @@ def load_pipeline(model: str, device: str | None = None, dtype: str | None = Non
     """Open a pipeline on a device, with its own progress bar switched off.
 
     Args:
-        model: `bundled`, a folder with a diffusers pipeline, a single-file `.safetensors` checkpoint, or a hub id.
+        model: `bundled`, `bundled-flux`, `bundled-4step`, a folder with a diffusers pipeline, a single-file
+            `.safetensors` checkpoint, or a hub id.
         device: such as `cpu`, `cuda` or `cuda:1`. Defaults to a GPU if there is one.
         dtype: `float16`, `bfloat16` or `float32`. Defaults to the usual half precision of the model on a GPU, and to
             `float32` on a CPU.
@@ -70,14 +73,17 @@ def open_pipeline(model: str, dtype: torch.dtype | None = None) -> DiffusionPipe
     """Open a pipeline without moving it to a device. `dtype` defaults to the usual half precision of the model."""
     source = str(bundled_model()) if model == BUNDLED else model
     with _loading_messages_off():
-        pipe = _load_file(Path(source), dtype) if Path(source).is_file() else _load_folder(source, dtype)
+        if model in DEMO_LOADERS:
+            pipe = _load_demo(model, dtype)
+        else:
+            pipe = _load_file(Path(source), dtype) if Path(source).is_file() else _load_folder(source, dtype)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
 def can_be_opened(model: str) -> bool:
-    """Whether this may be a model: a file or folder that exists, or a name in the form of a hub id."""
-    return model == BUNDLED or Path(model).exists() or re.fullmatch(HUB_ID, model) is not None
+    """Whether this may be a model: a demo model, a file or folder that exists, or a name in the form of a hub id."""
+    return model in DEMO_MODELS or Path(model).exists() or re.fullmatch(HUB_ID, model) is not None
 
 
 def public_name(model: str) -> str:
@@ -125,13 +131,27 @@ def _loading_messages_off() -> Iterator[None]:
                 each.enable_progress_bar()
 
 
+def _load_demo(model: str, dtype: torch.dtype | None) -> Any:
+    bundled_model()  # raises if there is no demo package at all
+    try:
+        from toma_diffusion_demo import loading
+
+        load = getattr(loading, DEMO_LOADERS[model])
+        return load() if dtype is None else load(dtype)
+    except (ImportError, AttributeError, FileNotFoundError) as error:
+        raise UsageError(
+            f"model {model!r} is not in the toma-diffusion-demo that is installed ({error}). Install a newer one: "
+            f"{INSTALL_DEMO}."
+        ) from error
+
+
 def _load_folder(source: str, dtype: torch.dtype | None) -> Any:
     from diffusers import DiffusionPipeline
 
     if not can_be_opened(source):
         raise UsageError(
-            f"model {source!r} is not known: use {BUNDLED!r}, a folder with a diffusers pipeline, a .safetensors file, "
-            "or a hub id such as owner/name."
+            f"model {source!r} is not known: use one of {', '.join(DEMO_MODELS)}, a folder with a diffusers pipeline, "
+            "a .safetensors file, or a hub id such as owner/name."
         )
     try:
         parts: Mapping[str, Any] = DiffusionPipeline.load_config(source)

@@ -1,0 +1,169 @@
+"""The Flux-class model in small on a CPU: trained, exported in 8 bits, loaded, and drawing."""
+
+import csv
+import json
+
+import pytest
+import torch
+from diffusers import FluxPipeline
+from PIL import Image
+from safetensors.torch import load_file
+from toma_diffusion_demo.loading import WEIGHTS, dequantised, flux_pipeline
+
+from training import export, export_flux, run
+from training.export_flux import quantised
+from training.flux import noise_levels, pack, positions
+from training.loop import Place
+from training.models import build_flow_scheduler, build_flux, build_vae
+from training.settings import FLUX, TINY_FLUX
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.slow  # they train
+
+
+@pytest.fixture(scope="module")
+def text(trained):
+    """The pipeline whose text encoder the model reads."""
+    return trained / "pipeline"
+
+
+@pytest.fixture(scope="module")
+def work(command, text, tmp_path_factory):
+    """The work folder after `all`."""
+    work = tmp_path_factory.mktemp("flux")
+    options = ("--model", "flux", "--text", str(text), "--steps", "25", "--sample-steps", "2")
+    run.main(command("all", work, *options))
+    return work
+
+
+@pytest.fixture(scope="module")
+def pipe(work, text):
+    pipe = flux_pipeline(torch.float32, work / "pipeline", text)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.mark.parametrize("stage", ["vae", "diffusion"])
+def test_a_stage_learns_and_ends_annealed(work, stage):
+    with (work / f"{stage}.csv").open() as file:
+        log = list(csv.DictReader(file))
+    assert log[-1]["step"] == "25"
+    assert float(log[-1]["loss"]) < float(log[0]["loss"]) * 1.1
+    assert float(log[-1]["learning_rate"]) < 0.01 * FLUX.diffusion_rate
+
+
+def test_it_sees_small_latents_first_and_whole_ones_last(work):
+    state = torch.load(work / "diffusion.pt", weights_only=True)
+    small, large = TINY_FLUX.batch, TINY_FLUX.large_batch
+    first = 1  # both sizes
+    assert state["images"] == (small + large) * first + 14 * small + 10 * large  # of 25 steps, 60 % end with the 15th
+
+
+def test_it_loads_as_a_flux_pipeline_and_draws(pipe):
+    assert isinstance(pipe, FluxPipeline)
+    assert not pipe.transformer.config.guidance_embeds
+    prompt = "3d emoji of a red apple"
+    plain, guided = (
+        pipe(prompt, num_inference_steps=2, generator=torch.Generator().manual_seed(0), **more).images[0]
+        for more in ({}, {"true_cfg_scale": 4.0, "negative_prompt": ""})
+    )
+    assert plain.size == guided.size == (TINY_FLUX.image_size,) * 2
+    assert plain.tobytes() != guided.tobytes()
+
+
+def test_several_images_of_a_prompt_and_several_prompts(pipe):
+    images = pipe(
+        ["a photo of shoes", "3d emoji of a red apple"], num_inference_steps=1, num_images_per_prompt=2
+    ).images
+    assert len(images) == 4
+
+
+def test_half_precision_is_the_usual_one_of_flux(work, text):
+    pipe = flux_pipeline(folder=work / "pipeline", text=text)
+    assert {pipe.transformer.dtype, pipe.vae.dtype, pipe.text_encoder.dtype} == {torch.bfloat16}
+
+
+def test_matrices_are_stored_in_8_bits(work):
+    stored = load_file(work / "pipeline" / "transformer" / WEIGHTS)
+    kinds = {tensor.dtype for tensor in stored.values() if tensor.ndim == 2}
+    assert kinds == {torch.int8}
+    assert not any("_name_or_path" in path.read_text() for path in (work / "pipeline").rglob("*.json"))
+
+
+def test_a_stored_matrix_is_off_by_half_a_step_of_its_row_at_most():
+    torch.manual_seed(0)
+    weights = {"layer.weight": torch.randn(8, 32) * torch.logspace(-3, 1, 8)[:, None], "layer.bias": torch.randn(8)}
+    weights["layer.weight"][3] = 0
+    back = dequantised(quantised(weights))
+    assert set(back) == set(weights)
+    step = weights["layer.weight"].abs().amax(dim=1, keepdim=True) / 127
+    assert ((back["layer.weight"] - weights["layer.weight"]).abs() <= 0.51 * step).all()
+    torch.testing.assert_close(back["layer.bias"], weights["layer.bias"], atol=2e-3, rtol=1e-3)
+
+
+def test_card_and_history(work):
+    card = (work / "pipeline" / "README.md").read_text()
+    assert "$" not in card
+    assert "| transformer | " in card
+    history = json.loads((work / "pipeline" / "training.json").read_text())
+    assert [chapter["stage"] for chapter in history] == ["autoencoder", "transformer"]
+
+
+def test_samples_are_a_grid_of_64(work):
+    with Image.open(work / "samples.png") as image:
+        assert image.size == (8 * TINY_FLUX.image_size, 8 * (TINY_FLUX.image_size + 34))
+
+
+def test_export_refuses_what_is_too_large(work, text):
+    with pytest.raises(export.ModelTooLargeError, match=r"at most 0\.01 are allowed"):
+        export_flux.export_flux(TINY_FLUX, Place(work, CPU, text=text), max_mib=0.01)
+
+
+def test_the_text_encoder_must_be_named(command, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run.main(command("diffusion", tmp_path, "--model", "flux"))
+    assert "needs --text" in capsys.readouterr().err
+
+
+def test_positions_of_small_latents_lie_amid_those_of_whole_ones():
+    whole, small = positions(4, 1, CPU), positions(2, 2, CPU)
+    rows = whole[:, 1].view(4, 4)
+    torch.testing.assert_close(small[:, 1].view(2, 2)[:, 0], rows[:, 0].view(2, 2).mean(dim=1))
+    assert small[:, 2].tolist() == [0.5, 2.5, 0.5, 2.5]
+    assert (whole[:, 0] == 0).all()
+
+
+def test_packing_is_undone_by_the_pipeline():
+    latents = torch.randn(2, 4, 8, 8)
+    assert torch.equal(FluxPipeline._unpack_latents(pack(latents), 16, 16, 2), latents)
+
+
+def test_noise_is_drawn_as_sampling_visits_it():
+    levels = noise_levels(1000, FLUX.shift, torch.Generator().manual_seed(0))
+    scheduler = build_flow_scheduler(FLUX)
+    scheduler.set_timesteps(sigmas=torch.linspace(1, 0.001, 1000).tolist())
+    torch.testing.assert_close(levels.flip(0), scheduler.sigmas[:-1], atol=5e-3, rtol=0)
+
+
+def test_the_full_transformer_sees_2304_tokens_and_fits_the_package():
+    with torch.device("meta"):
+        transformer, vae = build_flux(FLUX, 192), build_vae(FLUX)
+    assert (FLUX.latent_size // 2) ** 2 == 2304
+    assert sum(transformer.config.axes_dims_rope) == transformer.config.attention_head_dim == 64
+    count = [sum(weight.numel() for weight in network.parameters()) for network in (transformer, vae)]
+    assert count[0] / 2**20 < 12
+    assert (count[0] + 2 * count[1]) / 2**20 < 12.7
+
+
+def test_an_untrained_block_changes_nothing():
+    torch.manual_seed(0)
+    transformer = build_flux(TINY_FLUX, 8)
+    out = transformer(
+        hidden_states=torch.randn(1, 4, 16),
+        encoder_hidden_states=torch.randn(1, 3, 8),
+        pooled_projections=torch.randn(1, 8),
+        timestep=torch.ones(1),
+        txt_ids=torch.zeros(3, 3),
+        img_ids=positions(2, 1, CPU),
+    ).sample
+    assert (out == 0).all()
