@@ -85,7 +85,7 @@ def test_parts_choose_together_and_distance_counts(case, weight, where, keep_in)
     assert_distinct(picks, max(1, regions.size // 2), regions.size)
     assert_greedy(similarity, picks, least=least)
     measured = kernels.measure(tokens, regions.tiling, distance_weight=weight, parts=2)
-    torch.testing.assert_close(measured, similarity, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(1 - measured, similarity, rtol=1e-5, atol=1e-5)
 
 
 @every_case
@@ -103,14 +103,14 @@ def test_gains_are_multiplied_by_what_is_favoured(case, where, keep_in):
 
 
 @pytest.mark.parametrize("is_favoured", [False, True])
-@pytest.mark.parametrize(
-    ("groups", "candidates", "tokens", "count"), [(3, 20, 20, 20), (1, 9, 40, 5), (2, 33, 7, 12), (1, 70, 70, 35)]
-)
-def test_picks_equal_the_reference_where_nothing_ties(groups, candidates, tokens, count, is_favoured):
-    similarity = torch.rand(groups, candidates, tokens, device=DEVICE) * 2 - 1
+@pytest.mark.parametrize(("groups", "candidates", "pictures", "count"), [(3, 20, 1, 20), (1, 9, 4, 5), (2, 70, 1, 35)])
+def test_picks_equal_the_reference_where_nothing_ties(groups, candidates, pictures, count, is_favoured):
+    similarity = torch.rand(groups, pictures, candidates, candidates, device=DEVICE) * 2 - 1
+    similarity = similarity.triu() + similarity.triu(1).mT
     gain_scale = torch.rand(groups, candidates, device=DEVICE) + 0.1 if is_favoured else None
-    expected = facility_location(similarity, count, gain_scale)
-    assert torch.equal(kernels.select_from_similarity(similarity.mT, count, gain_scale), expected)
+    expected = facility_location(similarity.transpose(1, 2).flatten(2), count, gain_scale)
+    picks = kernels.select_by_distances(1 - similarity.flatten(1, 2), count, gain_scale)
+    assert torch.equal(picks, expected)
 
 
 @where
@@ -140,7 +140,7 @@ def test_equal_and_bad_tokens_give_distinct_indices_in_bounds(value):
     tokens = torch.full((1, 24, 8), value, device=DEVICE)
     for picks in (
         kernels.select(tokens, 9, Tiling(24, 1, 12, 1, 24)),
-        kernels.select_from_similarity(cosine_similarity(tokens.view(2, 12, 8)), 9),
+        kernels.select_by_distances(1 - cosine_similarity(tokens.view(2, 12, 8)), 9),
     ):
         assert len(picks) == 2
         assert_distinct(picks, 9, 12)

@@ -86,6 +86,7 @@ def select(
     weight, parts = nearness
     pictures, size, count = tokens.shape[0] // parts, tiling.size, tiling.num_regions
     alone = not joint or pictures == 1
+    least = ops.LEAST_COSINE - weight * tiling.largest_distance
     if backend == "triton" and size <= LARGEST_SELECTED:
         from toma_diffusion.ops import triton_facility_location as kernels
 
@@ -94,17 +95,15 @@ def select(
                 tokens.detach(), num_select, tiling, distance_weight=weight, parts=parts, gain_scale=gain_scale
             )
             return picks.reshape(-1, count, num_select)
-        similarity = kernels.measure(tokens.detach(), tiling, distance_weight=weight, parts=parts)
-        similarity = similarity.reshape(pictures, count, size, size).transpose(0, 1).flatten(1, 2)
-        least = ops.LEAST_COSINE - weight * tiling.largest_distance
-        picks = kernels.select_from_similarity(similarity, num_select, gain_scale, least=least)
+        distances = kernels.measure(tokens.detach(), tiling, distance_weight=weight, parts=parts)
+        distances = distances.reshape(pictures, count, size, size).transpose(0, 1).flatten(1, 2)
+        picks = kernels.select_by_distances(distances, num_select, gain_scale, least=least)
         return picks.reshape(-1, count, num_select)
     similarity = ops.cosine_similarity(tiling.split(tokens), parts)  # [B·R, n, n]
     if weight:
         similarity = similarity - weight * _distances(tiling, similarity.device).repeat(pictures, 1, 1)
     if not alone:  # candidates of a region × that region's tokens in all pictures, side by side
         similarity = similarity.reshape(pictures, count, size, size).permute(1, 2, 0, 3).flatten(2)
-    least = ops.LEAST_COSINE - weight * tiling.largest_distance
     return ops.facility_location(similarity, num_select, gain_scale, least).reshape(-1, count, num_select)
 
 

@@ -98,7 +98,7 @@ def _select_in_registers(
 @triton.jit
 def _measure(
     tokens,
-    similarity,
+    distances,
     batch_stride,
     row_stride,
     part_stride,
@@ -114,7 +114,7 @@ def _measure(
     BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """S of a region, a square of it a program."""
+    """1 − S of a region, a square of it a program."""
     program = tl.program_id(0)
     left = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     right = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -139,17 +139,17 @@ def _measure(
         total = total / PARTS
     if DISTANCE_WEIGHT > 0:
         total -= DISTANCE_WEIGHT * squared_distance(left_rows, right_rows, SIZE, GRID_WIDTH)
-    place = similarity + program.to(tl.int64) * SIZE * SIZE + left[:, None] * SIZE + right[None, :]
-    tl.store(place, total, mask=is_left[:, None] & is_right[None, :])
+    place = distances + program.to(tl.int64) * SIZE * SIZE + left[:, None] * SIZE + right[None, :]
+    tl.store(place, (1.0 - total).to(distances.dtype.element_ty), mask=is_left[:, None] & is_right[None, :])
 
 
 @triton.jit
 def _select_from_memory(
-    similarity,
+    distances,
     gain_scale,
     changes,
     picks,
-    LEAST: tl.constexpr,
+    MOST: tl.constexpr,
     CANDIDATES: tl.constexpr,
     TOKENS: tl.constexpr,
     NUM_SELECT: tl.constexpr,
@@ -158,12 +158,13 @@ def _select_from_memory(
     ROWS: tl.constexpr,
     HAS_GAIN_SCALE: tl.constexpr,
 ):
-    """The picks, by a similarity [TOKENS, CANDIDATES] in memory.
+    """The picks, by 1 − S in memory: [TOKENS, CANDIDATES], one symmetric square or several on top of each other.
 
-    `changes` holds, for the tokens that the last pick covers better: their indices, their coverage before and after.
+    In these terms the gain of i is Σ_j max(0, u_j − D_ij), where u_j is how far j is from the nearest pick so far.
+    `changes` holds, for the tokens that come nearer by the last pick: their indices, u before and after.
     """
     program = tl.program_id(0)
-    base = similarity + program.to(tl.int64) * CANDIDATES * TOKENS
+    base = distances + program.to(tl.int64) * CANDIDATES * TOKENS
     changed_tokens = changes + program.to(tl.int64) * 3 * BLOCK_J
     before = changed_tokens + BLOCK_J
     after = before + BLOCK_J
@@ -171,8 +172,10 @@ def _select_from_memory(
     is_candidate = candidate < CANDIDATES
     token = tl.arange(0, BLOCK_J)
     is_token = token < TOKENS
+    # By symmetry, the distances of a square's tokens to a candidate are that candidate's row: one run of memory.
+    to_pick = base + (token // CANDIDATES) * CANDIDATES * CANDIDATES + token % CANDIDATES
     chosen = candidate >= CANDIDATES
-    coverage = tl.full((BLOCK_J,), LEAST, tl.float32)
+    uncovered = tl.full((BLOCK_J,), MOST, tl.float32)
     if HAS_GAIN_SCALE:
         factor = tl.load(gain_scale + program.to(tl.int64) * CANDIDATES + candidate, mask=is_candidate, other=1.0)
     else:
@@ -182,8 +185,8 @@ def _select_from_memory(
     for start in range(0, TOKENS, ROWS):
         row = start + tl.arange(0, ROWS)
         mask = (row < TOKENS)[:, None] & is_candidate[None, :]
-        block = tl.load(base + row[:, None] * CANDIDATES + candidate[None, :], mask=mask, other=LEAST)
-        gain += tl.sum(block - LEAST, axis=0)
+        block = tl.load(base + row[:, None] * CANDIDATES + candidate[None, :], mask=mask, other=MOST)
+        gain += tl.sum(MOST - block.to(tl.float32), axis=0)
 
     for step in range(NUM_SELECT):
         scaled = factor * gain
@@ -191,29 +194,29 @@ def _select_from_memory(
         pick = _first_of_the_largest(tl.where(chosen, -1.0, scaled), candidate, CANDIDATES)
         tl.store(picks + program.to(tl.int64) * NUM_SELECT + step, pick.to(tl.int64))
         chosen = chosen | (candidate == pick)
-        covered = tl.load(base + token * CANDIDATES + pick, mask=is_token, other=LEAST)
-        is_changed = covered > coverage
-        place = tl.cumsum(is_changed.to(tl.int32), axis=0) - 1
-        count = tl.sum(is_changed.to(tl.int32), axis=0)
+        distance = tl.load(to_pick + pick * CANDIDATES, mask=is_token, other=MOST).to(tl.float32)
+        is_changed = distance < uncovered
+        place = tl.cumsum(is_changed.to(tl.int32), axis=0)
+        count = tl.max(place, axis=0)
         tl.debug_barrier()  # all have read the last changes
-        tl.store(changed_tokens + place, token.to(tl.float32), mask=is_changed)
-        tl.store(before + place, coverage, mask=is_changed)
-        tl.store(after + place, covered, mask=is_changed)
-        coverage = tl.maximum(coverage, covered)
-        tl.debug_barrier()  # and these are there before any is read
-        # While a pick changes much, gains are large: they are then computed anew, so that no rounding error stays.
-        anew = count * 4 > TOKENS
-        gain = tl.where(anew, 0.0, gain)
-        if anew:
-            tl.store(after + token, coverage, mask=is_token)
+        tl.store(changed_tokens + place - 1, token.to(tl.float32), mask=is_changed)
+        tl.store(before + place - 1, uncovered, mask=is_changed)
+        tl.store(after + place - 1, distance, mask=is_changed)
+        uncovered = tl.minimum(uncovered, distance)
+        if count * 4 > TOKENS:
+            # While a pick changes much, gains are large: they are computed anew, so that no rounding error stays.
             tl.debug_barrier()
+            tl.store(after + token, uncovered, mask=is_token)
+            tl.debug_barrier()
+            gain = tl.zeros((BLOCK_I,), tl.float32)
             for start in range(0, TOKENS, ROWS):
                 row = start + tl.arange(0, ROWS)
                 mask = (row < TOKENS)[:, None] & is_candidate[None, :]
-                block = tl.load(base + row[:, None] * CANDIDATES + candidate[None, :], mask=mask, other=LEAST)
-                new = tl.load(after + row, mask=row < TOKENS, other=LEAST)
-                gain += tl.sum(tl.where(mask, tl.maximum(block - new[:, None], 0.0), 0.0), axis=0)
+                block = tl.load(base + row[:, None] * CANDIDATES + candidate[None, :], mask=mask, other=MOST)
+                new = tl.load(after + row, mask=row < TOKENS, other=0.0)
+                gain += tl.sum(tl.maximum(new[:, None] - block.to(tl.float32), 0.0), axis=0)
         else:
+            tl.debug_barrier()  # the changes are there before any is read
             for start in range(0, count, ROWS):
                 slot = start + tl.arange(0, ROWS)
                 is_slot = slot < count
@@ -221,9 +224,9 @@ def _select_from_memory(
                 old = tl.load(before + slot, mask=is_slot, other=0.0)
                 new = tl.load(after + slot, mask=is_slot, other=0.0)
                 mask = is_slot[:, None] & is_candidate[None, :]
-                block = tl.load(base + row[:, None] * CANDIDATES + candidate[None, :], mask=mask, other=LEAST)
-                lost = tl.maximum(block - old[:, None], 0.0) - tl.maximum(block - new[:, None], 0.0)
-                gain -= tl.sum(tl.where(mask, lost, 0.0), axis=0)
+                block = tl.load(base + row[:, None] * CANDIDATES + candidate[None, :], mask=mask, other=MOST)
+                block = block.to(tl.float32)
+                gain -= tl.sum(tl.maximum(old[:, None] - block, 0.0) - tl.maximum(new[:, None] - block, 0.0), axis=0)
 
 
 def select(
@@ -241,8 +244,8 @@ def select(
     """
     least = LEAST_COSINE - distance_weight * tiling.largest_distance
     if tiling.size > LARGEST_IN_REGISTERS:
-        similarity = measure(tokens, tiling, distance_weight=distance_weight, parts=parts)
-        return select_from_similarity(similarity, num_select, gain_scale, least=least)
+        distances = measure(tokens, tiling, distance_weight=distance_weight, parts=parts)
+        return select_by_distances(distances, num_select, gain_scale, least=least)
     tokens = dense_channels(tokens)
     pictures, channels = tokens.shape[0] // parts, tokens.shape[2]
     size, count = tiling.size, tiling.num_regions
@@ -277,18 +280,18 @@ def select(
 
 
 def measure(tokens: Tensor, tiling: Tiling, *, distance_weight: float = 0.0, parts: int = 1) -> Tensor:
-    """S of every region of every picture: `[parts·B, N, d]` -> `float32 [B·R, n, n]`."""
+    """1 − S of every region of every picture: `[parts·B, N, d]` -> `float32 [B·R, n, n]`."""
     tokens = dense_channels(tokens)
     pictures, channels = tokens.shape[0] // parts, tokens.shape[2]
     size, count = tiling.size, tiling.num_regions
-    similarity = torch.empty(pictures * count, size, size, dtype=torch.float32, device=tokens.device)
+    distances = torch.empty(pictures * count, size, size, dtype=torch.float32, device=tokens.device)
     block = 64 if tokens.element_size() < 4 else 32
     squares = triton.cdiv(size, block)
     launch(
         _measure,
         (pictures * count, squares, squares),
         tokens,
-        similarity,
+        distances,
         tokens.stride(0),
         tokens.stride(1),
         pictures * tokens.stride(0),
@@ -305,29 +308,30 @@ def measure(tokens: Tensor, tiling: Tiling, *, distance_weight: float = 0.0, par
         BLOCK_C=64,
         num_warps=4,
     )
-    return similarity
+    return distances
 
 
-def select_from_similarity(
-    similarity: Tensor, num_select: int, gain_scale: Tensor | None = None, *, least: float = LEAST_COSINE
+def select_by_distances(
+    distances: Tensor, num_select: int, gain_scale: Tensor | None = None, *, least: float = LEAST_COSINE
 ) -> Tensor:
-    """Choose by a similarity `float32 [G, m, n]` of m tokens to n candidates: -> `int64 [G, k]`.
+    """Choose by 1 − S `[G, m, n]` of m tokens to n candidates: -> `int64 [G, k]`.
 
-    `gain_scale` is `[G, n]`. No similarity is below `least`.
+    The tokens are the candidates themselves, in one picture or in several: m is a multiple of n, and every n rows are a
+    symmetric square. `gain_scale` is `[G, n]`. No similarity is below `least`.
     """
-    similarity = similarity.contiguous()
-    groups, tokens, candidates = similarity.shape
-    picks = torch.empty(groups, num_select, dtype=torch.int64, device=similarity.device)
+    distances = distances.contiguous()
+    groups, tokens, candidates = distances.shape
+    picks = torch.empty(groups, num_select, dtype=torch.int64, device=distances.device)
     block_i, block_j = power_of_two(candidates), power_of_two(tokens)
-    changes = torch.empty(groups, 3, block_j, dtype=torch.float32, device=similarity.device)
+    changes = torch.empty(groups, 3, block_j, dtype=torch.float32, device=distances.device)
     launch(
         _select_from_memory,
         (groups,),
-        similarity,
-        similarity if gain_scale is None else gain_scale,
+        distances,
+        distances if gain_scale is None else gain_scale,
         changes,
         picks,
-        LEAST=least,
+        MOST=1.0 - least,
         CANDIDATES=candidates,
         TOKENS=tokens,
         NUM_SELECT=num_select,
@@ -335,6 +339,6 @@ def select_from_similarity(
         BLOCK_J=block_j,
         ROWS=max(1, min(_CHANGED_AT_ONCE, 16384 // block_i)),
         HAS_GAIN_SCALE=gain_scale is not None,
-        num_warps=4 if max(block_i, block_j) <= 512 else 16,
+        num_warps=4 if max(block_i, block_j) <= 512 else 8,
     )
     return picks
