@@ -23,8 +23,7 @@ from toma_diffusion.cli import app
 from toma_diffusion.evaluation import Plan, RunFolder, Scores
 from toma_diffusion.evaluation.run import evaluate
 from toma_diffusion.evaluation.table import rows_of
-from toma_diffusion.evaluation.variants import UNMERGED, merged_variants
-from toma_diffusion.experiments.cells import MethodSpec
+from toma_diffusion.evaluation.variants import UNMERGED, VariantSpec, variants_of
 from toma_diffusion.metrics import MetricSet
 from toma_diffusion.pipelines.checkpoints import load_pipeline
 from toma_diffusion.pipelines.generation import read_settings
@@ -193,7 +192,7 @@ class TestTable:
         pipe = load_pipeline(str(pipeline_folder()), "cpu")
         decoded = []
         pipe.vae.decoder.register_forward_hook(lambda *_: decoded.append(1))
-        merged = merged_variants(pipe.unet, [MethodSpec("tomesd")], [0.25, 0.5])
+        merged = variants_of(pipe.unet, [VariantSpec.parse("tomesd")], [0.25, 0.5])
         plan = Plan(model="", prompts=PROMPTS, seeds=(0,), variants=(*UNMERGED, *merged), metrics=(), steps=1)
         folder = RunFolder.start(tmp_path / "run", plan, FACTS)
         evaluate(folder, pipe, MetricSet(), PartialState(cpu=True))

@@ -84,7 +84,7 @@ class TestFolder:
         started = RunFolder.start(tmp_path / "run", PLAN, FACTS)
         opened = RunFolder(tmp_path / "run")
         assert (opened.plan, opened.facts, opened.date) == (PLAN, FACTS, started.date)
-        assert set(opened.missing()) == {(variant, item) for item in PLAN.items for variant in PLAN.variants}
+        assert set(opened.missing()) == {(variant, (item,)) for item in PLAN.items for variant in PLAN.variants}
         assert opened.table() == []
 
     def test_variants_take_turns_and_none_always_comes_first(self, tmp_path):
@@ -92,7 +92,7 @@ class TestFolder:
         count = len(PLAN.variants)
         for number, item in enumerate(PLAN.items):
             turn = missing[number * count : (number + 1) * count]
-            assert {each for _, each in turn} == {item}
+            assert {each for _, each in turn} == {(item,)}
             assert [variant for variant, _ in turn] == [*PLAN.variants[number:], *PLAN.variants[:number]]
 
     def test_a_file_in_place_of_the_folder(self, tmp_path):

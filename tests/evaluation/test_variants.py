@@ -4,8 +4,7 @@ import pytest
 from tiny import flux_transformer, sdxl_unet
 
 from toma_diffusion.evaluation.plan import Plan
-from toma_diffusion.evaluation.variants import PAPER, UNMERGED, merged_variants, paper_variants
-from toma_diffusion.experiments.cells import MethodSpec
+from toma_diffusion.evaluation.variants import PAPER, UNMERGED, VariantSpec, paper_variants, variants_of
 
 FIELDS = {
     "table2": ("selection", "region"),
@@ -70,7 +69,7 @@ class TestPaper:
 
 
 def test_settings_are_those_that_the_model_gets():
-    (variant,) = merged_variants(deep_flux(), [MethodSpec.parse("fast:num_regions=4")], [0.5])
+    (variant,) = variants_of(deep_flux(), [VariantSpec.parse("fast:num_regions=4")], [0.5])
     assert variant.config.num_regions == 4
     assert variant.config.select_every == 1
     assert variant.overrides == ("num_regions",)

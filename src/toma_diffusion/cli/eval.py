@@ -1,4 +1,4 @@
-"""`toma eval`: measure what merging does to images, as in the paper."""
+"""`toma eval`: measure what merging, and other ways to save time, do to images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def evaluate_command(
     methods: Annotated[
         str,
         typer.Option(
-            help="As in toma bench: toma,fast:num_regions=256;scale=inf,tomesd,tofu,todo. Default: " + METHODS
+            help="Merging, as in toma bench: fast:num_regions=256;scale=inf,tomesd,tofu,todo. Fewer steps: steps:14. "
+            "Caches: first-block-cache:threshold=0.1, taylorseer:cache_interval=3, magcache:threshold=0.06, and for "
+            "UNets deepcache:interval=3. Together: fast+steps:14. Default: " + METHODS
         ),
     ] = "",
     ratios: Annotated[str, typer.Option(help="Fractions of the tokens to remove. Default: " + RATIOS)] = "",
@@ -47,6 +49,7 @@ def evaluate_command(
     ] = None,
     guidance: Annotated[float | None, typer.Option(help="Guidance scale. Default: that of the pipeline.")] = None,
     size: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. Default: that of the pipeline.")] = "",
+    batch: Annotated[int, typer.Option(help="Images in one call of the pipeline.")] = 1,
     metrics: Annotated[
         str, typer.Option(help="Some of mse,psnr,ssim,lpips,dino,clip_t,fid,kid. Default: all that are available.")
     ] = "",
@@ -60,7 +63,7 @@ def evaluate_command(
     output: Annotated[Path, typer.Option(help="Folder of the run. The same command resumes it.")] = Path("eval"),
     commit: Annotated[str | None, typer.Option(help="Commit to record. Default: that of the checkout.")] = None,
 ) -> None:
-    """Generate the same images without and with merging, score them, and write one CSV row per method and ratio.
+    """Generate the same images without and with merging, fewer steps or caches, score them, and write one CSV row each.
 
     On several GPUs: accelerate launch -m toma_diffusion.cli eval ...
     """
@@ -100,6 +103,7 @@ def evaluate_command(
         guidance=guidance,
         width=resolution.width if resolution else None,
         height=resolution.height if resolution else None,
+        batch=batch,
         dtype=str(pipe.dtype).removeprefix("torch."),
         weights=fingerprint(pipe),
         paper=paper,
@@ -138,19 +142,14 @@ def _items(source: str, template: str, seeds: str, protocol: str) -> tuple[tuple
 
 def _variants(denoiser: Any, methods: str, ratios: str, paper: str, console: Console) -> list[Variant]:
     """The baseline, the noise floor, and the requested methods."""
-    from toma_diffusion.evaluation.variants import UNMERGED, merged_variants, paper_variants
-    from toma_diffusion.experiments.cells import MethodSpec
+    from toma_diffusion.evaluation.variants import UNMERGED, VariantSpec, paper_variants, variants_of
     from toma_diffusion.experiments.parsing import numbers, split_list
 
     if not paper:
-        parsed = [MethodSpec.parse(text) for text in split_list(methods or METHODS)]
+        parsed = [VariantSpec.parse(text) for text in split_list(methods or METHODS)]
         wanted = numbers("ratio", ratios or RATIOS, float)
-        left_out = [
-            f"{method.preset} cannot have ratio {ratio:g}."
-            for method in parsed
-            for ratio in sorted(set(wanted) - set(method.possible(wanted)))
-        ]
-        variants = merged_variants(denoiser, parsed, wanted)
+        left_out = [reason for spec in parsed for reason in spec.impossible(wanted)]
+        variants = variants_of(denoiser, parsed, wanted)
     elif methods or ratios:
         raise UsageError(f"--paper {paper} sets methods and ratios: leave --methods and --ratios out.")
     else:
