@@ -102,18 +102,27 @@ def _arguments(pipe: Any, requests: Sequence[ImageRequest]) -> dict[str, Any]:
     of_each: dict[str, list[Any]] = {
         "prompt": [request.prompt for request in requests],
         "generator": [torch.Generator("cpu").manual_seed(request.seed) for request in requests],
-        "negative_prompt": [request.negative_prompt for request in requests],
     }
+    scale, negative = "guidance_scale", first.negative_prompt
+    if first.guidance is not None and _is_guided_by_two_passes(pipe):
+        scale, negative = "true_cfg_scale", negative or ""
+    if negative is not None:
+        of_each["negative_prompt"] = [negative] * len(requests)
     arguments = {name: values if len(requests) > 1 else values[0] for name, values in of_each.items()}
     arguments |= {"num_inference_steps": first.steps}
-    arguments |= {"guidance_scale": first.guidance, "width": first.width, "height": first.height}
-    if first.negative_prompt is None:
-        del arguments["negative_prompt"]
+    arguments |= {scale: first.guidance, "width": first.width, "height": first.height}
     given = {name: value for name, value in arguments.items() if value is not None}
     for name, value in given.items():
         if name not in taken:
             raise UsageError(f"{name}={value!r} cannot be given to a {type(pipe).__name__}: leave it out.")
     return given
+
+
+def _is_guided_by_two_passes(pipe: Any) -> bool:
+    """Whether it is a Flux that takes no guidance as input, for which `guidance_scale` would do nothing."""
+    config = getattr(getattr(pipe, "transformer", None), "config", {})
+    takes_both = "true_cfg_scale" in inspect.signature(pipe.__call__).parameters
+    return takes_both and not config.get("guidance_embeds", True)
 
 
 def write_png(image: Image, path: Path, settings: Mapping[str, Any]) -> None:
