@@ -6,6 +6,10 @@ One process generates the same 32 images with every method and setting, in one b
 of the model as it is: presets and other methods, fewer steps and caches at all numbers of steps; then one setting after
 another at few and at many steps. Every row is written as soon as it is measured. Killed, the same command goes on; rows
 of another commit or machine are measured again. A method that a model cannot have is left out, with the reason.
+
+A small model leaves a GPU idle between launches. Several processes may share the work, and the file:
+
+    for k in 1 2 3 4 5 6 7 8; do python benchmarks/quality.py --share $k/8 ... & done; wait
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from toma_diffusion import ToMAConfig
@@ -31,7 +36,7 @@ from toma_diffusion.config import PRESETS
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation import Variant
 from toma_diffusion.evaluation.run import applied, fitted
-from toma_diffusion.evaluation.variants import PAPER, UNMERGED, VariantSpec, paper_variants, variants_of
+from toma_diffusion.evaluation.variants import PAPER, UNMERGED, VariantSpec, mixes_images, paper_variants, variants_of
 from toma_diffusion.experiments.facts import Facts, gather_facts
 from toma_diffusion.experiments.parsing import numbers
 from toma_diffusion.experiments.shortcuts.skipped import SkippedSteps
@@ -61,6 +66,7 @@ class Setup:
     steps: tuple[int, ...] = (4, 8, 20, 50)
     steps_of_sweeps: tuple[int, ...] = (4, 20)
     guidance: float | None = None
+    images: int = 32
     changes: str = ""
     """Fields that are set in every method of ToMA that does not set them itself."""
     rows: str = ""
@@ -71,7 +77,8 @@ SETUPS: Mapping[str, Setup] = {
     "bundled": Setup(guidance=4.0, rows="quality_bundled.csv"),
     "bundled-4step": Setup((4, 8), (4,), guidance=1.0, rows="quality_4step.csv"),
     # The defaults of Flux leave the first five blocks of either kind alone, which are most of a small model's.
-    "bundled-flux": Setup(guidance=4.0, changes="skip_blocks=()", rows="quality_flux.csv"),
+    # Its images cannot be merged in batches, so that there are fewer.
+    "bundled-flux": Setup(guidance=4.0, images=16, changes="skip_blocks=()", rows="quality_flux.csv"),
 }
 
 
@@ -217,12 +224,7 @@ class Rows:
     def __init__(self, path: Path) -> None:
         check_writable(path)
         self.path = path
-        self.rows: dict[tuple[str, ...], Row] = {}
-        if path.exists():
-            with path.open(newline="", encoding="utf-8") as file:
-                for row in csv.DictReader(file):
-                    if row["run"] in RUNS and row.get("title"):  # other runs are of an older version of this file
-                        self.rows[self._key(row)] = {name: row.get(name, "") for name in COLUMNS}
+        self.rows = self._read()
 
     def has(self, row: Row) -> bool:
         """Whether it was measured by this commit on this machine."""
@@ -230,8 +232,19 @@ class Rows:
         return held is not None and all(held[name] == row[name] for name in SAME)
 
     def add(self, row: Row) -> None:
-        """Put it in the place of an older one, and write the file anew."""
-        self.rows[self._key(row)] = row
+        """Put it in the place of an older one, and write the file anew, with what other processes have added."""
+        with FileLock(self.path.with_suffix(".lock")):
+            self.rows = self._read() | {self._key(row): row}
+            self._write()
+
+    def _read(self) -> dict[tuple[str, ...], Row]:
+        if not self.path.exists():
+            return {}
+        with self.path.open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if row["run"] in RUNS and row.get("title")]  # not those of old
+        return {self._key(row): {name: row.get(name) or "" for name in COLUMNS} for row in rows}
+
+    def _write(self) -> None:
         with replacing(self.path) as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
@@ -261,19 +274,20 @@ class Measurement:
             ImageRequest(each.prompt, each.seed, variant.steps_of(steps), each.guidance) for each in self.requests
         ]
         ready = fitted(self.pipe, variant, requests[0])
+        batch = 1 if mixes_images(find_denoiser(self.pipe), variant) else self.batch
         images: list[Tensor] = []
         started = time.perf_counter()
         with SkippedSteps(find_denoiser(self.pipe)) as skipped:
-            for start in range(0, len(requests), self.batch):
+            for start in range(0, len(requests), batch):
                 with applied(self.pipe, ready, steps):
-                    made = generate_images(self.pipe, requests[start : start + self.batch])
+                    made = generate_images(self.pipe, requests[start : start + batch])
                 images += map(to_pixels, made)
         seconds = (time.perf_counter() - started) / len(images)
         found = torch.cat(images).to(self.pipe.device)
         if self.reference is None:
             self.reference = found
         figures = {"images": str(len(images)), "seconds": f"{seconds:.4f}"}
-        figures |= {"skipped": f"{skipped.share:.4f}" if variant.shortcuts else ""}
+        figures |= {"skipped": f"{skipped.share:.4f}" if skipped.share else ""}
         figures |= {"resolution": f"{found.shape[3]}x{found.shape[2]}"}
         return figures | self._scores(found)
 
@@ -345,7 +359,8 @@ def plan(model: Any, setup: Setup, options: argparse.Namespace) -> Iterator[tupl
                 if reason not in said:
                     print(f"Left out: {run}: {reason}", flush=True)
                     said.add(reason)
-        yield steps, found
+        number, count = numbers("share", options.share.replace("/", ","), int)
+        yield steps, found[number - 1 :: count]
 
 
 def measure(name: str, options: argparse.Namespace) -> int:
@@ -359,7 +374,8 @@ def measure(name: str, options: argparse.Namespace) -> int:
         print(f"Left out: {reason}", flush=True)
     metrics = [metric for metric in opened.image if isinstance(metric, PairMetric)]
     rows = Rows(options.rows / (setup.rows or f"quality_{public_name(name)}.csv"))
-    prompts = [line for path in PROMPTS for line in path.read_text(encoding="utf-8").splitlines()][: options.limit]
+    prompts = [line for path in PROMPTS for line in path.read_text(encoding="utf-8").splitlines()]
+    prompts = prompts[:: len(prompts) // (options.limit or setup.images)][: options.limit or setup.images]
     guidance = setup.guidance if options.guidance is None else options.guidance
     common = asdict(gather_facts(pipe.device, options.commit)) | {
         "model": public_name(name),
@@ -402,11 +418,12 @@ def main() -> None:
     parser.add_argument("--model", action="append", help="may be given again; default: all demo models")
     parser.add_argument("--only", choices=RUNS[1:], action="append", help="this part; may be given again")
     parser.add_argument("--steps", default="", help="these numbers of steps, for all parts: 4,20")
+    parser.add_argument("--share", default="1/1", help="2/8: the second of eight processes that share the work")
     parser.add_argument("--guidance", type=float, help="default: that of the model")
     parser.add_argument("--changes", help="a field to set in all methods of ToMA: skip_blocks=(0,1); default: by model")
     parser.add_argument("--lpips-weights", type=Path)
     parser.add_argument("--rows", type=Path, default=FOLDER / "results", help="folder of the rows")
-    parser.add_argument("--limit", type=int, default=32, help="so many prompts, to try it out")
+    parser.add_argument("--limit", type=int, help="so many prompts, spread evenly; default: by model")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--device", default="")
     parser.add_argument("--commit", help="to record; default: that of the checkout")

@@ -273,6 +273,58 @@ class TestAgain:
         assert "run.json' cannot be written: " in result.output
 
 
+SHORTCUTS = ("--methods", "steps:6,tomesd,fast:num_regions=4+steps:6", "--ratios", "0.5", "--metrics", "psnr,lpips")
+
+
+@pytest.fixture(scope="module")
+def batched(command, tmp_path_factory):
+    """Fewer steps with and without merging, four images at once."""
+    output = tmp_path_factory.mktemp("batched") / "run"
+    result = invoke(command(output, *SHORTCUTS, "--batch", "4"))
+    assert result.exit_code == 0, result.output
+    return output
+
+
+class TestShortcutsAndBatches:
+    def test_a_batch_gives_the_same_figures_up_to_rounding(self, batched, command, tmp_path):
+        assert invoke(command(tmp_path / "run", *SHORTCUTS)).exit_code == 0
+        together, alone = RunFolder(batched).table(), RunFolder(tmp_path / "run").table()
+        assert [row["method"] for row in together] == ["baseline", "noise floor", "steps", "tomesd", "fast+steps"]
+        for one, other in zip(together, alone, strict=True):
+            if one["method"] in ("steps", "fast+steps"):  # ToMeSD draws its random numbers once for a batch
+                assert float(one["lpips"]) == pytest.approx(float(other["lpips"]), rel=0.05)
+                assert float(one["psnr"]) == pytest.approx(float(other["psnr"]), rel=0.01)
+
+    def test_fewer_steps_are_in_the_image(self, batched):
+        folder = RunFolder(batched)
+        fewer = next(variant for variant in folder.plan.variants if variant.title == "6 steps")
+        settings = read_settings(folder.image_path(fewer, folder.plan.items[0]))
+        assert (settings["steps"], settings["batch"], folder.plan.steps) == (6, 4, STEPS)
+
+    def test_a_batch_that_lost_an_image_is_generated_again_as_it_was(self, batched, command):
+        folder = RunFolder(batched)
+        rows, before = lasting(batched), times_of(batched)
+        tomesd = next(variant for variant in folder.plan.variants if variant.name == "tomesd")
+        folder.image_path(tomesd, folder.plan.items[1]).unlink()
+        assert invoke(command(batched, *SHORTCUTS, "--batch", "4")).exit_code == 0
+        changed = [path.stem for path, when in times_of(batched).items() if before[path] != when]
+        assert sorted(changed) == sorted(item.name for item in folder.plan.items[:4])
+        assert lasting(batched) == rows
+
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            (("--methods", "steps:8"), "'steps:8' is not fewer than the 8 steps of the run"),
+            (("--methods", "magcache"), "'magcache' cannot be used with a UNet2DConditionModel"),
+            (("--batch", "0"), "batch=0 is not allowed"),
+        ],
+    )
+    def test_mistakes_are_named(self, more, message, command, tmp_path):
+        result = invoke(command(tmp_path / "run", *more))
+        assert result.exit_code == 2
+        assert message in result.output
+
+
 def test_a_table_of_the_paper(command, tmp_path):
     arguments = [*command(tmp_path / "run")]
     for option in ("--methods", "--ratios"):

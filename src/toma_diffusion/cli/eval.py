@@ -49,7 +49,7 @@ def evaluate_command(
     ] = None,
     guidance: Annotated[float | None, typer.Option(help="Guidance scale. Default: that of the pipeline.")] = None,
     size: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. Default: that of the pipeline.")] = "",
-    batch: Annotated[int, typer.Option(help="Images in one call of the pipeline.")] = 1,
+    batch: Annotated[int, typer.Option(help="Images in one call of the pipeline. Not for merging on Flux.")] = 1,
     metrics: Annotated[
         str, typer.Option(help="Some of mse,psnr,ssim,lpips,dino,clip_t,fid,kid. Default: all that are available.")
     ] = "",
@@ -75,6 +75,7 @@ def evaluate_command(
     from toma_diffusion.evaluation import Plan, RunFolder
     from toma_diffusion.evaluation.run import evaluate
     from toma_diffusion.evaluation.table import to_rich
+    from toma_diffusion.evaluation.variants import mixes_images
     from toma_diffusion.experiments.facts import gather_facts
     from toma_diffusion.experiments.parsing import Resolution, split_list
     from toma_diffusion.metrics import METRICS, Weights, open_metrics
@@ -93,11 +94,18 @@ def evaluate_command(
     opened = open_metrics(chosen_metrics, weights, where)
     pipe = load_pipeline(model, str(where), dtype or None)
     denoiser = find_denoiser(pipe)
+    variants = _variants(denoiser, methods, ratios, paper, console)
+    for variant in variants:
+        if batch > 1 and mixes_images(denoiser, variant):
+            raise UsageError(
+                f"--batch {batch} would change the images of {variant.title!r} on a {type(denoiser).__name__}: what it "
+                "does to one depends on the others. Use --batch 1."
+            )
     plan = Plan(
         model=public_name(model),
         prompts=chosen_prompts,
         seeds=chosen_seeds,
-        variants=tuple(_variants(denoiser, methods, ratios, paper, console)),
+        variants=tuple(variants),
         metrics=chosen_metrics,
         steps=_steps(steps, denoiser, as_paper=bool(paper or protocol)),
         guidance=guidance,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from toma_diffusion.adapters import find_adapter
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import BASELINE, NOISE_FLOOR, Variant
 from toma_diffusion.experiments.cells import MethodSpec, cells_of
@@ -109,6 +110,17 @@ def variants_of(model: Any, specs: Iterable[VariantSpec], ratios: Iterable[float
             for cell in cells_of(model, [spec.merging], ratios):
                 found[Variant(cell.method, cell.config, cell.overrides, spec.shortcuts)] = None
     return list(found)
+
+
+def mixes_images(model: Any, variant: Variant) -> bool:
+    """Whether an image would be another one in a batch of several, and not by rounding alone.
+
+    So it is where all samples have one table of positions, as in Flux: they then share their destinations.
+    """
+    adapter = find_adapter(model)
+    shares_positions = adapter is not None and any(block.position_table for block in adapter.blocks(model))
+    merges_jointly = variant.config is not None and shares_positions
+    return merges_jointly or any(shortcut.mixes_images for shortcut in variant.shortcuts)
 
 
 def paper_variants(model: Any, table: str) -> tuple[list[Variant], list[str]]:

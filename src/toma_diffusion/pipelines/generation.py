@@ -73,9 +73,9 @@ def generate_images(
 ) -> list[Image]:
     """Generate several images in one call of the pipeline. They differ in prompt and seed only.
 
-    Each has the noise that it has alone, so that it is the same image up to rounding. Two kinds of methods decide for
-    a batch as a whole: ToMeSD and ToFu draw random numbers once, with the seed of the first image; a cache that
-    compares steps, such as the first-block cache, compares them over all images.
+    Each has the noise that it has alone, so that it is the same image up to rounding. Some methods decide for a batch
+    as a whole: ToMeSD and ToFu draw random numbers once, with the seed of the first image; on Flux all images share
+    the destinations of merging; the first-block cache compares steps over all images.
     """
     first = requests[0]
     for request in requests:

@@ -21,6 +21,8 @@ class Shortcut(ABC):
 
     name: ClassVar[str]
     """As a user writes it."""
+    mixes_images: ClassVar[bool] = False
+    """Whether what it does to an image depends on the other images of its batch."""
 
     @classmethod
     @abstractmethod

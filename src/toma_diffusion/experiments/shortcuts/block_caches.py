@@ -107,6 +107,7 @@ class FirstBlockCache(BlockCache):
     """Skips all blocks but the first in a step in which the output of the first changes little."""
 
     name = "first-block-cache"
+    mixes_images = True
     config_class = "FirstBlockCacheConfig"
     checks: ClassVar[Mapping[str, Check]] = {"threshold": _not_negative}
 
