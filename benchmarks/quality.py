@@ -32,15 +32,16 @@ from torch import Tensor
 from toma_diffusion import ToMAConfig
 from toma_diffusion.adapters import find_adapter
 from toma_diffusion.api import find_denoiser
-from toma_diffusion.config import PRESETS
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation import Variant
 from toma_diffusion.evaluation.run import applied, fitted
 from toma_diffusion.evaluation.variants import PAPER, UNMERGED, VariantSpec, mixes_images, paper_variants, variants_of
 from toma_diffusion.experiments.facts import Facts, gather_facts
 from toma_diffusion.experiments.parsing import numbers
+from toma_diffusion.experiments.shortcuts import SHORTCUTS
 from toma_diffusion.experiments.shortcuts.skipped import SkippedSteps
 from toma_diffusion.files import check_writable, replacing
+from toma_diffusion.methods import config_class
 from toma_diffusion.metrics import Weights, open_metrics
 from toma_diffusion.metrics.base import PairMetric, to_pixels
 from toma_diffusion.metrics.pixels import pool_psnr
@@ -68,7 +69,7 @@ class Setup:
     guidance: float | None = None
     images: int = 32
     changes: str = ""
-    """Fields that are set in every method of ToMA that does not set them itself."""
+    """A field that is set in every method of merging that does not set it itself."""
     rows: str = ""
     """The file of its rows; empty: after the model."""
 
@@ -309,7 +310,8 @@ def methods_of(part: str, at: Conditions, changes: str) -> list[str]:
     methods = []
     for text in PARTS[part].methods(at):
         merging, plus, shortcut = text.partition("+")
-        if changes and merging.partition(":")[0] in PRESETS and given not in merging:
+        name = merging.partition(":")[0]
+        if changes and name not in SHORTCUTS and config_class(name).knows(given) and given not in merging:
             merging += (";" if ":" in merging else ":") + changes
         methods.append(merging + plus + shortcut)
     return list(dict.fromkeys(methods))
@@ -420,7 +422,7 @@ def main() -> None:
     parser.add_argument("--steps", default="", help="these numbers of steps, for all parts: 4,20")
     parser.add_argument("--share", default="1/1", help="2/8: the second of eight processes that share the work")
     parser.add_argument("--guidance", type=float, help="default: that of the model")
-    parser.add_argument("--changes", help="a field to set in all methods of ToMA: skip_blocks=(0,1); default: by model")
+    parser.add_argument("--changes", help="a field to set in all methods of merging: skip_blocks=(0,1); default: by model")
     parser.add_argument("--lpips-weights", type=Path)
     parser.add_argument("--rows", type=Path, default=FOLDER / "results", help="folder of the rows")
     parser.add_argument("--limit", type=int, help="so many prompts, spread evenly; default: by model")

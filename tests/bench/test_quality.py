@@ -54,7 +54,7 @@ def test_changes_are_made_where_they_count(quality, monkeypatch):
         "steps:3",
         "fast:skip_blocks=(1,)",
         "toma:scale=inf;skip_blocks=(1,)+steps:3",
-        "tomesd",
+        "tomesd:skip_blocks=(1,)",
         "fast:skip_blocks=(0,)",
     ]
 
