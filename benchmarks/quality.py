@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,12 +31,20 @@ from filelock import FileLock
 from torch import Tensor
 
 from toma_diffusion import ToMAConfig
-from toma_diffusion.adapters import find_adapter
 from toma_diffusion.api import find_denoiser
 from toma_diffusion.errors import UsageError
-from toma_diffusion.evaluation import Variant
+from toma_diffusion.evaluation import NOISE_FLOOR, Variant
 from toma_diffusion.evaluation.run import applied, fitted
-from toma_diffusion.evaluation.variants import PAPER, UNMERGED, VariantSpec, mixes_images, paper_variants, variants_of
+from toma_diffusion.evaluation.variants import (
+    PAPER,
+    UNMERGED,
+    VariantSpec,
+    count_blocks,
+    mixes_images,
+    paper_variants,
+    variants_of,
+)
+from toma_diffusion.experiments.costs import StepCosts
 from toma_diffusion.experiments.facts import Facts, gather_facts
 from toma_diffusion.experiments.parsing import numbers
 from toma_diffusion.experiments.shortcuts import SHORTCUTS
@@ -68,6 +77,8 @@ class Setup:
     steps_of_sweeps: tuple[int, ...] = (4, 20)
     guidance: float | None = None
     images: int = 32
+    time_of: str = "sdxl"
+    """The large model that it stands for: the gain in time is computed from that one's steps."""
     changes: str = ""
     """A field that is set in every method of merging that does not set it itself."""
     rows: str = ""
@@ -79,7 +90,7 @@ SETUPS: Mapping[str, Setup] = {
     "bundled-4step": Setup((4, 8), (4,), guidance=1.0, rows="quality_4step.csv"),
     # The defaults of Flux leave the first five blocks of either kind alone, which are most of a small model's.
     # Its images cannot be merged in batches, so that there are fewer.
-    "bundled-flux": Setup(guidance=4.0, images=16, changes="skip_blocks=()", rows="quality_flux.csv"),
+    "bundled-flux": Setup(guidance=4.0, images=16, time_of="flux", changes="skip_blocks=()", rows="quality_flux.csv"),
 }
 
 
@@ -212,6 +223,7 @@ SETTINGS = tuple(field.name for field in fields(ToMAConfig))
 COLUMNS = (
     *("run", "model", "steps", "guidance", "title", "method", "changed", "shortcuts", "skipped", *SETTINGS),
     *("images", *METRICS, "noise_floor_psnr", "noise_floor_lpips", "seconds"),
+    *("gain", "gain_source", "blocks", "variant"),
     *("resolution", "dtype", "weights", "lpips_weights", *(field.name for field in fields(Facts)), "date"),
 )
 SAME = ("images", "guidance", "dtype", "weights", *(field.name for field in fields(Facts)))
@@ -340,17 +352,42 @@ def row_of(run: str, variant: Variant, common: Row) -> Row:
         | {name: str(config.get(name, "")) for name in SETTINGS}
         | {"run": run, "title": variant.title, "method": variant.key["method"]}
         | {"changed": "; ".join(f"{name}={value}" for name, value in variant.asked_for.items())}
+        | {"variant": json.dumps(variant.to_dict(), separators=(",", ":"))}
         | {"shortcuts": "+".join(shortcut.text for shortcut in variant.shortcuts)}
     )
+
+
+def gain_of(row: Row, costs: StepCosts) -> Row:
+    """How many times faster it would be on the large model; empty if that has not been measured."""
+    variant = Variant.from_dict(json.loads(row["variant"]))
+    gain = costs.gain(
+        int(row["steps"]),
+        preset=variant.name,
+        config=variant.config,
+        shortcuts=variant.shortcuts,
+        skipped=float(row["skipped"] or 0),
+        blocks=int(row["blocks"]),
+    )
+    if gain is None or variant.name == NOISE_FLOOR:
+        return {"gain": "", "gain_source": ""}
+    return {"gain": f"{gain:.4f}", "gain_source": costs.model}
+
+
+def write_gains(name: str, options: argparse.Namespace) -> int:
+    """Compute the gains of all rows of a model again, from the steps that have been measured by now. Nothing fails."""
+    setup = SETUPS.get(name, Setup())
+    rows = Rows(options.rows / (setup.rows or f"quality_{public_name(name)}.csv"))
+    costs = StepCosts.load(setup.time_of)
+    for row in list(rows.rows.values()):
+        rows.add(row | gain_of(row, costs))
+    return 0
 
 
 def plan(model: Any, setup: Setup, options: argparse.Namespace) -> Iterator[tuple[int, list[tuple[str, Variant]]]]:
     """For every number of steps the variants with their parts. Says what is left out, once."""
     said = set()
-    adapter = find_adapter(model)
-    blocks = len(adapter.blocks(model)) if adapter else 0
     for steps in numbers("steps", options.steps, int) or setup.steps:
-        at = Conditions(steps, blocks, setup.guidance is None or setup.guidance > 1)
+        at = Conditions(steps, count_blocks(model), setup.guidance is None or setup.guidance > 1)
         found = []
         for run in options.only or PARTS:
             sweeps = [STEPS_OF_THE_PAPERS_TABLES] if run in PAPER else setup.steps_of_sweeps
@@ -385,8 +422,10 @@ def measure(name: str, options: argparse.Namespace) -> int:
         "images": str(len(prompts)),
         "dtype": str(pipe.dtype).removeprefix("torch."),
         "weights": fingerprint(pipe),
+        "blocks": str(count_blocks(model)),
         "lpips_weights": "".join(metric.source for metric in metrics if metric.name == "lpips"),
     }
+    costs = StepCosts.load(setup.time_of)
     failed = 0
     for steps, wanted in plan(model, setup, options):
         common |= {"steps": str(steps), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
@@ -408,7 +447,8 @@ def measure(name: str, options: argparse.Namespace) -> int:
                 continue
             floor = known.get(UNMERGED[1], {})
             floors = {f"noise_floor_{figure}": floor.get(figure, "") for figure in ("psnr", "lpips")}
-            rows.add(row_of(run, variant, common) | floors | known[variant])
+            row = row_of(run, variant, common) | floors | known[variant]
+            rows.add(row | gain_of(row, costs))
             figures = ", ".join(f"{each} {known[variant].get(each, '')}" for each in METRICS)
             took = time.perf_counter() - started
             print(f"{name}, {steps} steps, {run}: {variant.title}: {figures} ({took:.1f} s)", flush=True)
@@ -420,9 +460,10 @@ def main() -> None:
     parser.add_argument("--model", action="append", help="may be given again; default: all demo models")
     parser.add_argument("--only", choices=RUNS[1:], action="append", help="this part; may be given again")
     parser.add_argument("--steps", default="", help="these numbers of steps, for all parts: 4,20")
+    parser.add_argument("--gains", action="store_true", help="measure nothing: compute the gains of the rows again")
     parser.add_argument("--share", default="1/1", help="2/8: the second of eight processes that share the work")
     parser.add_argument("--guidance", type=float, help="default: that of the model")
-    parser.add_argument("--changes", help="a field to set in all methods of merging: skip_blocks=(0,1); default: by model")
+    parser.add_argument("--changes", help="a field to set in all methods of merging: skip_blocks=(0,1)")
     parser.add_argument("--lpips-weights", type=Path)
     parser.add_argument("--rows", type=Path, default=FOLDER / "results", help="folder of the rows")
     parser.add_argument("--limit", type=int, help="so many prompts, spread evenly; default: by model")
@@ -433,7 +474,7 @@ def main() -> None:
     failed = 0
     for name in options.model or SETUPS:
         try:
-            failed += measure(name, options)
+            failed += measure(name, options) if not options.gains else write_gains(name, options)
         except UsageError as error:
             if options.model:
                 raise SystemExit(f"Error: {error}") from error

@@ -40,7 +40,7 @@ def best_of(table, method):
 def test_methods_with_their_ratios_and_only_columns_that_hold_something():
     table = paper_table(VARIANTS, ROWS)
     assert table.headings == ("PSNR ↑", "LPIPS ↓", "Sec/img ↓", "Speed-up ↑")
-    assert [(method.title, [line.ratio for line in method.lines]) for method in table.methods] == [
+    assert [(method.title, [line.point for line in method.lines]) for method in table.methods] == [
         ("baseline", [""]),
         ("noise floor", [""]),
         ("toma", ["0.25", "0.5"]),

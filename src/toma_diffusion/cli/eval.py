@@ -50,6 +50,12 @@ def evaluate_command(
     guidance: Annotated[float | None, typer.Option(help="Guidance scale. Default: that of the pipeline.")] = None,
     size: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. Default: that of the pipeline.")] = "",
     batch: Annotated[int, typer.Option(help="Images in one call of the pipeline. Not for merging on Flux.")] = 1,
+    time_of: Annotated[
+        str,
+        typer.Option(
+            help="sdxl or flux: compute the gain in time from measured steps of that model. For a small one like it."
+        ),
+    ] = "",
     metrics: Annotated[
         str, typer.Option(help="Some of mse,psnr,ssim,lpips,dino,clip_t,fid,kid. Default: all that are available.")
     ] = "",
@@ -75,7 +81,8 @@ def evaluate_command(
     from toma_diffusion.evaluation import Plan, RunFolder
     from toma_diffusion.evaluation.run import evaluate
     from toma_diffusion.evaluation.table import to_rich
-    from toma_diffusion.evaluation.variants import mixes_images
+    from toma_diffusion.evaluation.variants import count_blocks, mixes_images
+    from toma_diffusion.experiments.costs import StepCosts
     from toma_diffusion.experiments.facts import gather_facts
     from toma_diffusion.experiments.parsing import Resolution, split_list
     from toma_diffusion.metrics import METRICS, Weights, open_metrics
@@ -94,6 +101,8 @@ def evaluate_command(
     opened = open_metrics(chosen_metrics, weights, where)
     pipe = load_pipeline(model, str(where), dtype or None)
     denoiser = find_denoiser(pipe)
+    if time_of:
+        StepCosts.load(time_of)  # raises if there are none
     variants = _variants(denoiser, methods, ratios, paper, console)
     for variant in variants:
         if batch > 1 and mixes_images(denoiser, variant):
@@ -114,6 +123,8 @@ def evaluate_command(
         batch=batch,
         dtype=str(pipe.dtype).removeprefix("torch."),
         weights=fingerprint(pipe),
+        blocks=count_blocks(denoiser),
+        time_of=time_of,
         paper=paper,
     )
     with state.main_process_first():

@@ -78,6 +78,25 @@ class Variant:
         return ", ".join([name, *(f"{field}={value}" for field, value in self.asked_for.items())])
 
     @property
+    def family(self) -> tuple[str, str]:
+        """Name and settings of what differs from it in one number alone: one line of a plot."""
+        if self.config is None and len(self.shortcuts) == 1:
+            return self.shortcuts[0].family
+        settings = [f"{name}={value}" for name, value in self.asked_for.items()]
+        if self.config is None and self.shortcuts:
+            return self.title, ""
+        return self.name, ", ".join([*settings, *(f"+ {shortcut.title}" for shortcut in self.shortcuts)])
+
+    @property
+    def point(self) -> str:
+        """That number: the ratio, or of a shortcut alone the steps, the threshold or the interval."""
+        if self.config is not None:
+            return f"{self.config.ratio:g}"
+        if len(self.shortcuts) == 1:
+            return str(self.shortcuts[0].settings.get(self.shortcuts[0].knob, ""))
+        return ""
+
+    @property
     def asked_for(self) -> dict[str, Any]:
         """The fields of merging that the user set, with their values."""
         values = {} if self.config is None else self.config.to_dict()
@@ -136,6 +155,10 @@ class Plan:
     dtype: str = ""
     weights: str = ""
     """Fingerprint of the model's weights: a model may be trained again in the same folder."""
+    blocks: int = 0
+    """Transformer blocks of the model; 0 in older runs."""
+    time_of: str = ""
+    """The large model for whose time the gain is computed. Empty: it is measured."""
     paper: str = ""
     """The table of the paper that the variants belong to, if any."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from PIL import Image
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from toma_diffusion.api import apply_toma
+from toma_diffusion.api import apply_toma, find_denoiser
 from toma_diffusion.evaluation.folder import RunFolder, Scores
 from toma_diffusion.evaluation.plan import NOISE_FLOOR, Item, Variant
-from toma_diffusion.evaluation.table import COLUMNS, SECONDS, rows_of
+from toma_diffusion.evaluation.table import COLUMNS, SECONDS, SKIPPED, rows_of
+from toma_diffusion.experiments.shortcuts import FewerSteps
+from toma_diffusion.experiments.shortcuts.skipped import SkippedSteps
 from toma_diffusion.metrics import ImageMetric, MetricSet, Sample, UnavailableError
 from toma_diffusion.pipelines.generation import ImageRequest, generate_images, read_settings, write_png
 
@@ -95,13 +97,17 @@ class _Work:
 
     def _generate(self, variant: Variant, batch: Sequence[Item]) -> None:
         requests = self._requests(variant, batch)
-        with applied(self.pipe, self.fitted[variant], self.folder.plan.steps):
+        caches = any(not isinstance(shortcut, FewerSteps) for shortcut in variant.shortcuts)
+        counting = SkippedSteps(find_denoiser(self.pipe)) if caches else nullcontext()
+        with counting, applied(self.pipe, self.fitted[variant], self.folder.plan.steps):
             started = perf_counter()
             images = generate_images(self.pipe, requests)
             seconds = (perf_counter() - started) / len(batch)
+        counted = {SKIPPED: counting.share} if isinstance(counting, SkippedSteps) else {}
         for item, request, image in zip(batch, requests, images, strict=True):
             settings = asdict(request) | {
                 SECONDS: round(seconds, 4),
+                **counted,
                 "batch": len(batch),
                 "model": self.folder.plan.model,
                 "variant": variant.to_dict(),
@@ -146,7 +152,8 @@ class _Work:
             path = self.folder.image_path(variant, item)
             reference = None if variant == baseline else _read(self.folder.image_path(baseline, item))
             samples[item] = Sample(_read(path), item.prompt, reference)
-            scores[item].values[SECONDS] = float(read_settings(path)[SECONDS])
+            settings = read_settings(path)
+            scores[item].values.update({name: float(settings[name]) for name in (SECONDS, SKIPPED) if name in settings})
         for metric in self.metrics.image:
             lacking = [item for item in batch if metric in self._lacking(variant, scores[item])]
             for item, value in zip(lacking, metric.scores([samples[each] for each in lacking]), strict=True):

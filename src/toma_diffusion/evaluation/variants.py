@@ -112,6 +112,12 @@ def variants_of(model: Any, specs: Iterable[VariantSpec], ratios: Iterable[float
     return list(found)
 
 
+def count_blocks(model: Any) -> int:
+    """Transformer blocks of a model."""
+    adapter = find_adapter(model)
+    return len(adapter.blocks(model)) if adapter else 0
+
+
 def mixes_images(model: Any, variant: Variant) -> bool:
     """Whether an image would be another one in a batch of several, and not by rounding alone.
 

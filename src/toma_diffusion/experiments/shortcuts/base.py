@@ -21,6 +21,8 @@ class Shortcut(ABC):
 
     name: ClassVar[str]
     """As a user writes it."""
+    knob: ClassVar[str]
+    """The setting that trades time for quality. Shortcuts that differ in it alone are one line of a plot."""
     mixes_images: ClassVar[bool] = False
     """Whether what it does to an image depends on the other images of its batch."""
 
@@ -44,6 +46,12 @@ class Shortcut(ABC):
     def title(self) -> str:
         """The name in tables."""
         return ", ".join([self.name, *(f"{name}={value}" for name, value in self.settings.items())])
+
+    @property
+    def family(self) -> tuple[str, str]:
+        """Its name and its settings, without the knob: the title of its line in a plot."""
+        others = [f"{name}={value}" for name, value in self.settings.items() if name != self.knob]
+        return self.name, ", ".join(others)
 
     @property
     def slug(self) -> str:

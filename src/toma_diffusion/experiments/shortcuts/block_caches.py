@@ -107,6 +107,7 @@ class FirstBlockCache(BlockCache):
     """Skips all blocks but the first in a step in which the output of the first changes little."""
 
     name = "first-block-cache"
+    knob = "threshold"
     mixes_images = True
     config_class = "FirstBlockCacheConfig"
     checks: ClassVar[Mapping[str, Check]] = {"threshold": _not_negative}
@@ -119,6 +120,7 @@ class TaylorSeer(BlockCache):
     """Extrapolates attention, or with `use_lite_mode=True` the whole output, from earlier steps."""
 
     name = "taylorseer"
+    knob = "cache_interval"
     config_class = "TaylorSeerCacheConfig"
     checks: ClassVar[Mapping[str, Check]] = {
         "cache_interval": _at_least(1),
@@ -137,6 +139,7 @@ class MagCache(BlockCache):
     """Skips all blocks while the magnitude of their change is predictable. It is fitted to the model by one image."""
 
     name = "magcache"
+    knob = "threshold"
     config_class = "MagCacheConfig"
     checks: ClassVar[Mapping[str, Check]] = {
         "threshold": _not_negative,

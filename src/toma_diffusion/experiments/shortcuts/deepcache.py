@@ -20,6 +20,7 @@ class DeepCache(Shortcut):
     """Runs the whole UNet in every `interval`-th step, and in between only its outermost layers."""
 
     name = "deepcache"
+    knob = "interval"
 
     interval: int = 3
     """Higher is faster and loses more detail."""

@@ -18,7 +18,7 @@ from toma_diffusion.experiments.shortcuts.base import Shortcut, check_known
 class FewerSteps(Shortcut):
     """The same model, scheduler and noise, in fewer steps."""
 
-    name = "steps"
+    name = knob = "steps"
 
     steps: int
 
@@ -42,6 +42,11 @@ class FewerSteps(Shortcut):
     def title(self) -> str:
         """`14 steps`."""
         return f"{self.steps} steps"
+
+    @property
+    def family(self) -> tuple[str, str]:
+        """In words."""
+        return "fewer steps", ""
 
     def steps_of(self, steps: int) -> int:
         """So many, if the run has more."""
