@@ -244,10 +244,10 @@ class Rows:
         held = self.rows.get(self._key(row))
         return held is not None and all(held[name] == row[name] for name in SAME)
 
-    def add(self, row: Row) -> None:
-        """Put it in the place of an older one, and write the file anew, with what other processes have added."""
+    def add(self, *rows: Row) -> None:
+        """Put them in the place of older ones, and write the file anew, with what other processes have added."""
         with FileLock(self.path.with_suffix(".lock")):
-            self.rows = self._read() | {self._key(row): row}
+            self.rows = self._read() | {self._key(row): row for row in rows}
             self._write()
 
     def _read(self) -> dict[tuple[str, ...], Row]:
@@ -378,8 +378,7 @@ def write_gains(name: str, options: argparse.Namespace) -> int:
     setup = SETUPS.get(name, Setup())
     rows = Rows(options.rows / (setup.rows or f"quality_{public_name(name)}.csv"))
     costs = StepCosts.load(setup.time_of)
-    for row in list(rows.rows.values()):
-        rows.add(row | gain_of(row, costs))
+    rows.add(*(row | gain_of(row, costs) for row in rows.rows.values()))
     return 0
 
 

@@ -115,3 +115,22 @@ def test_a_model_that_is_not_there_is_left_out_or_an_error_if_it_was_named(quali
     monkeypatch.setattr(sys, "argv", ["quality.py", "--rows", str(tmp_path), "--model", "nowhere"])
     with pytest.raises(SystemExit, match="Error: model 'nowhere' is not known"):
         quality.main()
+
+
+def test_gains_are_computed_and_drawn(run, quality, tmp_path, monkeypatch):
+    rows = run("--only", "steps", "--only", "presets", "--steps", "4", "--share", "1/3")
+    gains = {row["title"]: row["gain"] for row in rows}
+    assert (gains["baseline"], gains["noise floor"], gains["3 steps"]) == ("1.0000", "", "1.3333")
+    assert rows == run("--gains")
+    plot = importlib.import_module("plot_quality")
+    curves = plot.curves_of(rows)
+    assert [point.label for point in curves["fewer steps"]] == ["3"]
+    source = tmp_path / "quality_pipeline.csv"
+    monkeypatch.setattr(
+        sys, "argv", ["plot_quality.py", "--rows", str(source), "--output", str(tmp_path / "front.svg")]
+    )
+    plot.main()
+    drawn = (tmp_path / "front.svg").read_text()
+    assert "prefers-color-scheme: dark" in drawn
+    assert "fewer steps" in drawn
+    assert plot.INK not in drawn

@@ -30,7 +30,7 @@ from toma_diffusion.pipelines.generation import read_settings
 
 SRC = Path(__file__).parents[2] / "src"
 STEPS = 8
-TIMES = ("seconds", "speedup", "date")
+TIMES = ("seconds", "speedup", "gain", "date")
 """Columns in which two runs of the same command may differ."""
 METRICS = "mse,psnr,ssim,lpips,fid,kid"
 IMAGES = 2 * len(PROMPTS) * 5
@@ -301,6 +301,25 @@ class TestShortcutsAndBatches:
         settings = read_settings(folder.image_path(fewer, folder.plan.items[0]))
         assert (settings["steps"], settings["batch"], folder.plan.steps) == (6, 4, STEPS)
 
+    def test_the_gain_is_measured_unless_a_large_model_is_named(self, batched, command, tmp_path):
+        for row in RunFolder(batched).table():
+            assert (row["gain"], row["gain_source"]) == (row["speedup"], "measured")
+        few = ("--methods", "steps:4,fast:num_regions=4", "--ratios", "0.5", "--seeds", "0", "--metrics", "psnr")
+        result = invoke(command(tmp_path / "run", *few, "--time-of", "sdxl"))
+        assert result.exit_code == 0, result.output
+        baseline, floor, fewer, merged = RunFolder(tmp_path / "run").table()
+        assert (baseline["gain"], floor["gain"], fewer["gain"]) == ("1.0000", "", "2.0000")
+        assert float(merged["gain"]) == pytest.approx(1.45, abs=0.02)
+        assert {row["gain_source"] for row in (baseline, fewer, merged)} == {"sdxl"}
+
+    def test_skipped_steps_are_counted(self, command, tmp_path):
+        pytest.importorskip("DeepCache")
+        few = ("--methods", "deepcache:interval=2", "--seeds", "0", "--metrics", "psnr", "--batch", "3")
+        result = invoke(command(tmp_path / "run", *few, "--time-of", "sdxl"))
+        assert result.exit_code == 0, result.output
+        cached = RunFolder(tmp_path / "run").table()[2]
+        assert (cached["method"], cached["skipped"]) == ("deepcache", "0.5")
+
     def test_a_batch_that_lost_an_image_is_generated_again_as_it_was(self, batched, command):
         folder = RunFolder(batched)
         rows, before = lasting(batched), times_of(batched)
@@ -317,6 +336,7 @@ class TestShortcutsAndBatches:
             (("--methods", "steps:8"), "'steps:8' is not fewer than the 8 steps of the run"),
             (("--methods", "magcache"), "'magcache' cannot be used with a UNet2DConditionModel"),
             (("--batch", "0"), "batch=0 is not allowed"),
+            (("--time-of", "sd9"), "there are no measured steps of 'sd9'"),
         ],
     )
     def test_mistakes_are_named(self, more, message, command, tmp_path):

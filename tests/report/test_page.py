@@ -154,7 +154,7 @@ class TestCommand:
         run = finished_run(tmp_path / "run")
         result = CliRunner().invoke(app, ["report", str(run.path), "--output", str(tmp_path / "new" / "page.html")])
         assert result.exit_code == 0, result.output
-        assert "page.html (0.0 MiB)" in result.output
+        assert "page.html (0.1 MiB)" in result.output
         assert (tmp_path / "new" / "page.html").read_text().startswith("<!doctype html>")
 
     def test_an_output_that_cannot_be_written_is_reported(self, run, tmp_path):
