@@ -16,6 +16,7 @@ from typing import Any
 
 from toma_diffusion.core.schedule import Schedule
 from toma_diffusion.experiments.costs import FILE, MERGED, SKIPPED, TIME_SETTINGS, StepCost
+from toma_diffusion.experiments.shortcuts.deepcache import DeepCache
 from toma_diffusion.methods import METHODS
 
 RESULTS = Path(__file__).with_name("results")
@@ -81,6 +82,19 @@ def skipped_costs(model: str, rows: list[Row]) -> Iterator[StepCost]:
             )
 
 
+def deepcache_costs(model: str) -> Iterator[StepCost]:
+    """What a step costs that DeepCache skips."""
+    path = RESULTS / "deepcache_h200.csv"
+    if not path.exists():
+        return
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["model"] == model:
+                name = DeepCache(branch=int(row["branch"])).skipped_step
+                share = float(row["skipped_ms"]) / float(row["whole_ms"])
+                yield StepCost(model=model, kind=SKIPPED, method=name, share=round(share, 4), source=row["commit"])
+
+
 def costs() -> list[StepCost]:
     """Of all models. Several rows of the same are kept: their median counts."""
     found = []
@@ -88,7 +102,7 @@ def costs() -> list[StepCost]:
         rows = rows_of(model)
         merged = [row for row in rows if not row["cache"] and row["method"] not in NOT_METHODS]
         found += sorted((merged_cost(model, row) for row in merged), key=lambda cost: (cost.preset, cost.ratio))
-        found += skipped_costs(model, rows)
+        found += [*skipped_costs(model, rows), *deepcache_costs(model)]
     return found
 
 

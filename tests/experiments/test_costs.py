@@ -24,6 +24,7 @@ COSTS = StepCosts(
         replace(HALF, leaves_grids=True, share=0.95),
         StepCost("sdxl", MERGED, "tomesd", "tomesd", "module", ratio=0.5, share=1.25),
         StepCost("sdxl", SKIPPED, "first-block-cache", share=0.1),
+        StepCost("sdxl", SKIPPED, "deepcache, branch 0", share=0.2),
     ],
 )
 
@@ -88,6 +89,10 @@ class TestShortcuts:
         assert COSTS.gain(20, shortcuts=cache) == 1
         both = COSTS.gain(20, preset="fast", config=FAST, shortcuts=cache, skipped=0.5)
         assert both == pytest.approx(1 / (0.5 * 0.7 + 0.5 * 0.1))
+
+    def test_deepcache_by_its_branch(self):
+        assert COSTS.gain(20, shortcuts=(parse_shortcut("deepcache"),), skipped=0.5) == pytest.approx(1 / 0.6)
+        assert COSTS.gain(20, shortcuts=(parse_shortcut("deepcache:branch=3"),), skipped=0.5) is None
 
     def test_caches_that_run_no_more_than_a_measured_one(self):
         for text, known in (("magcache", True), ("taylorseer:use_lite_mode=True", True), ("taylorseer", False)):

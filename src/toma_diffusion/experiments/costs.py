@@ -29,8 +29,6 @@ TIME_SETTINGS = ("unmerge", "sites", "num_plans", "size_aware_attention", "norm_
 MODELS_OF_LIKE_BLOCKS = ("flux",)
 """Models whose blocks cost about the same each, so that half of them merged saves half. Those of a UNet do not: they
 are of several grids."""
-ONE_BLOCK_OR_LESS = {"magcache": "first-block-cache"}
-"""Caches that run in a skipped step no more than another, which has been measured."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class StepCost:
     model: str
     kind: str
     method: str
-    """`toma`, `tomesd`, `tofu`, `todo`, or the name of a cache."""
+    """`toma`, `tomesd`, `tofu`, `todo`, or of a skipped step the cache."""
     preset: str = ""
     scope: str = ""
     assign: str = ""
@@ -138,13 +136,8 @@ class StepCosts:
         return None
 
     def _skipped(self, cache: Shortcut) -> float | None:
-        names = (cache.name, ONE_BLOCK_OR_LESS.get(cache.name))
-        is_lite = cache.settings.get("use_lite_mode", False)
-        found = [
-            cost.share
-            for cost in self.costs
-            if cost.kind == SKIPPED and (cost.method in names or (is_lite and cost.method == "first-block-cache"))
-        ]
+        """The share of a whole step that a skipped one takes, or a little more."""
+        found = [cost.share for cost in self.costs if cost.kind == SKIPPED and cost.method == cache.skipped_step]
         return median(found) if found else None
 
 

@@ -54,6 +54,11 @@ class Shortcut(ABC):
         return self.name, ", ".join(others)
 
     @property
+    def skipped_step(self) -> str:
+        """The measured step of experiments/step_costs.csv that one skipped by it costs, or more than that."""
+        return self.name
+
+    @property
     def slug(self) -> str:
         """The name in paths."""
         return re.sub(r"[^a-z0-9.]+", "-", self.text.lower())

@@ -130,6 +130,11 @@ class TaylorSeer(BlockCache):
         "use_lite_mode": _yes_or_no,
     }
 
+    @property
+    def skipped_step(self) -> str:
+        """In lite mode no block is computed, one fewer than by the first-block cache."""
+        return FirstBlockCache.name if self.settings.get("use_lite_mode") else self.name
+
     def _arguments(self, model: Any, steps: int) -> dict[str, Any]:
         return {"taylor_factors_dtype": model.dtype} | self.settings
 
@@ -149,6 +154,11 @@ class MagCache(BlockCache):
 
     ratios: tuple[float, ...] = ()
     """How the magnitude of the change goes on from step to step, measured by `fitted`."""
+
+    @property
+    def skipped_step(self) -> str:
+        """No block is computed, one fewer than by the first-block cache."""
+        return FirstBlockCache.name
 
     def fitted(self, pipe: Any, generate: Callable[[], object], steps: int) -> MagCache:
         """Let diffusers calibrate it. The only way to its result is what it prints."""

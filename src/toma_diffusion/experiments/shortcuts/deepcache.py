@@ -41,6 +41,11 @@ class DeepCache(Shortcut):
         """The branch only if it is another than usual."""
         return {"interval": self.interval} | ({"branch": self.branch} if self.branch else {})
 
+    @property
+    def skipped_step(self) -> str:
+        """It depends on how much is computed in every step."""
+        return f"{self.name}, branch {self.branch}"
+
     def check(self, model: nn.Module) -> None:
         """It needs a UNet, and its package."""
         if not hasattr(model, "mid_block"):
