@@ -23,15 +23,14 @@ from toma_diffusion.cli import app
 from toma_diffusion.evaluation import Plan, RunFolder, Scores
 from toma_diffusion.evaluation.run import evaluate
 from toma_diffusion.evaluation.table import rows_of
-from toma_diffusion.evaluation.variants import UNMERGED, merged_variants
-from toma_diffusion.experiments.cells import MethodSpec
+from toma_diffusion.evaluation.variants import UNMERGED, VariantSpec, variants_of
 from toma_diffusion.metrics import MetricSet
 from toma_diffusion.pipelines.checkpoints import load_pipeline
 from toma_diffusion.pipelines.generation import read_settings
 
 SRC = Path(__file__).parents[2] / "src"
 STEPS = 8
-TIMES = ("seconds", "speedup", "date")
+TIMES = ("seconds", "speedup", "gain", "date")
 """Columns in which two runs of the same command may differ."""
 METRICS = "mse,psnr,ssim,lpips,fid,kid"
 IMAGES = 2 * len(PROMPTS) * 5
@@ -193,7 +192,7 @@ class TestTable:
         pipe = load_pipeline(str(pipeline_folder()), "cpu")
         decoded = []
         pipe.vae.decoder.register_forward_hook(lambda *_: decoded.append(1))
-        merged = merged_variants(pipe.unet, [MethodSpec("tomesd")], [0.25, 0.5])
+        merged = variants_of(pipe.unet, [VariantSpec.parse("tomesd")], [0.25, 0.5])
         plan = Plan(model="", prompts=PROMPTS, seeds=(0,), variants=(*UNMERGED, *merged), metrics=(), steps=1)
         folder = RunFolder.start(tmp_path / "run", plan, FACTS)
         evaluate(folder, pipe, MetricSet(), PartialState(cpu=True))
@@ -272,6 +271,78 @@ class TestAgain:
         result = invoke(command(tmp_path / "run"))
         assert result.exit_code == 2
         assert "run.json' cannot be written: " in result.output
+
+
+SHORTCUTS = ("--methods", "steps:6,tomesd,fast:num_regions=4+steps:6", "--ratios", "0.5", "--metrics", "psnr,lpips")
+
+
+@pytest.fixture(scope="module")
+def batched(command, tmp_path_factory):
+    """Fewer steps with and without merging, four images at once."""
+    output = tmp_path_factory.mktemp("batched") / "run"
+    result = invoke(command(output, *SHORTCUTS, "--batch", "4"))
+    assert result.exit_code == 0, result.output
+    return output
+
+
+class TestShortcutsAndBatches:
+    def test_a_batch_gives_the_same_figures_up_to_rounding(self, batched, command, tmp_path):
+        assert invoke(command(tmp_path / "run", *SHORTCUTS)).exit_code == 0
+        together, alone = RunFolder(batched).table(), RunFolder(tmp_path / "run").table()
+        assert [row["method"] for row in together] == ["baseline", "noise floor", "steps", "tomesd", "fast+steps"]
+        for one, other in zip(together, alone, strict=True):
+            if one["method"] in ("steps", "fast+steps"):  # ToMeSD draws its random numbers once for a batch
+                assert float(one["lpips"]) == pytest.approx(float(other["lpips"]), rel=0.05)
+                assert float(one["psnr"]) == pytest.approx(float(other["psnr"]), rel=0.01)
+
+    def test_fewer_steps_are_in_the_image(self, batched):
+        folder = RunFolder(batched)
+        fewer = next(variant for variant in folder.plan.variants if variant.title == "6 steps")
+        settings = read_settings(folder.image_path(fewer, folder.plan.items[0]))
+        assert (settings["steps"], settings["batch"], folder.plan.steps) == (6, 4, STEPS)
+
+    def test_the_gain_is_measured_unless_a_large_model_is_named(self, batched, command, tmp_path):
+        for row in RunFolder(batched).table():
+            assert (row["gain"], row["gain_source"]) == (row["speedup"], "measured")
+        few = ("--methods", "steps:4,fast:num_regions=4", "--ratios", "0.5", "--seeds", "0", "--metrics", "psnr")
+        result = invoke(command(tmp_path / "run", *few, "--time-of", "sdxl"))
+        assert result.exit_code == 0, result.output
+        baseline, floor, fewer, merged = RunFolder(tmp_path / "run").table()
+        assert (baseline["gain"], floor["gain"], fewer["gain"]) == ("1.0000", "", "2.0000")
+        assert float(merged["gain"]) == pytest.approx(1.45, abs=0.02)
+        assert {row["gain_source"] for row in (baseline, fewer, merged)} == {"sdxl"}
+
+    def test_skipped_steps_are_counted(self, command, tmp_path):
+        pytest.importorskip("DeepCache")
+        few = ("--methods", "deepcache:interval=2", "--seeds", "0", "--metrics", "psnr", "--batch", "3")
+        result = invoke(command(tmp_path / "run", *few, "--time-of", "sdxl"))
+        assert result.exit_code == 0, result.output
+        cached = RunFolder(tmp_path / "run").table()[2]
+        assert (cached["method"], cached["skipped"]) == ("deepcache", "0.5")
+
+    def test_a_batch_that_lost_an_image_is_generated_again_as_it_was(self, batched, command):
+        folder = RunFolder(batched)
+        rows, before = lasting(batched), times_of(batched)
+        tomesd = next(variant for variant in folder.plan.variants if variant.name == "tomesd")
+        folder.image_path(tomesd, folder.plan.items[1]).unlink()
+        assert invoke(command(batched, *SHORTCUTS, "--batch", "4")).exit_code == 0
+        changed = [path.stem for path, when in times_of(batched).items() if before[path] != when]
+        assert sorted(changed) == sorted(item.name for item in folder.plan.items[:4])
+        assert lasting(batched) == rows
+
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            (("--methods", "steps:8"), "'steps:8' is not fewer than the 8 steps of the run"),
+            (("--methods", "magcache"), "'magcache' cannot be used with a UNet2DConditionModel"),
+            (("--batch", "0"), "batch=0 is not allowed"),
+            (("--time-of", "sd9"), "there are no measured steps of 'sd9'"),
+        ],
+    )
+    def test_mistakes_are_named(self, more, message, command, tmp_path):
+        result = invoke(command(tmp_path / "run", *more))
+        assert result.exit_code == 2
+        assert message in result.output
 
 
 def test_a_table_of_the_paper(command, tmp_path):

@@ -9,9 +9,13 @@ import pytest
 from toma_diffusion import ToDoConfig, ToMAConfig, ToMeSDConfig, UsageError
 from toma_diffusion.evaluation import BASELINE, NOISE_FLOOR, Item, Plan, RunFolder, Scores, Variant
 from toma_diffusion.experiments.facts import Facts
+from toma_diffusion.experiments.shortcuts import parse_shortcut
 
 FACTS = Facts("cpu", "2.13", "0.42", "", "0.1", "abcdef")
 FINE = Variant("toma", ToMAConfig(num_regions=256, scale=math.inf), ("num_regions", "scale"))
+FEWER = Variant("steps", shortcuts=(parse_shortcut("steps:2"),))
+BOTH = Variant("toma", ToMAConfig(), shortcuts=FEWER.shortcuts)
+CACHED = Variant("first-block-cache", shortcuts=(parse_shortcut("first-block-cache:threshold=0.1"),))
 PLAN = Plan(
     model="bundled",
     prompts=("a red apple", "a blue shoe"),
@@ -54,10 +58,39 @@ class TestNames:
             "ratio": "0.5",
         }
 
+    def test_of_shortcuts_alone_and_with_merging(self):
+        assert [each.title for each in (FEWER, BOTH, CACHED)] == [
+            "2 steps",
+            "toma 0.5 + 2 steps",
+            "first-block-cache, threshold=0.1",
+        ]
+        assert [each.slug for each in (FEWER, BOTH, CACHED)] == [
+            "steps-2",
+            "toma-0.5-steps-2",
+            "first-block-cache-threshold-0.1",
+        ]
+        assert [(each.key["method"], each.key["ratio"], each.key["settings"]) for each in (FEWER, BOTH, CACHED)] == [
+            ("steps", "", '{"steps":2}'),
+            ("toma+steps", "0.5", '{"steps":2}'),
+            ("first-block-cache", "", '{"threshold":0.1}'),
+        ]
+        assert [each.steps_of(8) for each in (FEWER, BOTH, CACHED)] == [2, 2, 8]
+
 
 class TestPlan:
     def test_json_and_back(self):
-        assert Plan.from_dict(json.loads(json.dumps(PLAN.to_dict()))) == PLAN
+        plan = replace(PLAN, variants=(*PLAN.variants, FEWER, BOTH, CACHED), batch=3)
+        assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+    def test_what_older_versions_wrote_can_be_read(self):
+        written = PLAN.to_dict()
+        del written["batch"]
+        assert all("shortcuts" not in each for each in written["variants"])
+        assert Plan.from_dict(written) == PLAN
+
+    def test_batches_are_items_in_their_order(self):
+        names = [[item.name for item in batch] for batch in replace(PLAN, batch=3).batches]
+        assert names == [["p0000-s0", "p0000-s7", "p0001-s0"], ["p0001-s7"]]
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -67,6 +100,8 @@ class TestPlan:
             ({"seeds": (0, 2**64)}, "seed=18446744073709551616 is not allowed"),
             ({"width": 64}, "give both, or neither"),
             ({"seeds": (1, 1)}, "seed 1 is given twice"),
+            ({"batch": 0}, "batch=0 is not allowed"),
+            ({"variants": (Variant(BASELINE), FEWER), "steps": 2}, "'steps:2' is not fewer than the 2 steps"),
             ({"variants": (Variant("toma", ToMAConfig()),)}, "must be the baseline"),
             (
                 {"variants": (Variant(BASELINE), FINE, FINE)},
@@ -84,7 +119,7 @@ class TestFolder:
         started = RunFolder.start(tmp_path / "run", PLAN, FACTS)
         opened = RunFolder(tmp_path / "run")
         assert (opened.plan, opened.facts, opened.date) == (PLAN, FACTS, started.date)
-        assert set(opened.missing()) == {(variant, item) for item in PLAN.items for variant in PLAN.variants}
+        assert set(opened.missing()) == {(variant, (item,)) for item in PLAN.items for variant in PLAN.variants}
         assert opened.table() == []
 
     def test_variants_take_turns_and_none_always_comes_first(self, tmp_path):
@@ -92,8 +127,19 @@ class TestFolder:
         count = len(PLAN.variants)
         for number, item in enumerate(PLAN.items):
             turn = missing[number * count : (number + 1) * count]
-            assert {each for _, each in turn} == {item}
+            assert {each for _, each in turn} == {(item,)}
             assert [variant for variant, _ in turn] == [*PLAN.variants[number:], *PLAN.variants[:number]]
+
+    def test_a_batch_that_lacks_an_image_is_missing_as_a_whole(self, tmp_path):
+        folder = RunFolder.start(tmp_path, replace(PLAN, batch=2), FACTS)
+        first, second = folder.plan.batches
+        for variant in PLAN.variants:
+            for item in PLAN.items[:3]:
+                folder.image_path(variant, item).parent.mkdir(parents=True, exist_ok=True)
+                folder.image_path(variant, item).touch()
+        assert {batch for _, batch in folder.missing()} == {second}
+        folder.image_path(PLAN.baseline, PLAN.items[1]).unlink()
+        assert [batch for variant, batch in folder.missing() if variant == PLAN.baseline] == [first, second]
 
     def test_a_file_in_place_of_the_folder(self, tmp_path):
         (tmp_path / "run").touch()

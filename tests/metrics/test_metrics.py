@@ -58,6 +58,15 @@ class TestPixels:
         assert score(Ssim(), noise(0), noise(0)) == pytest.approx(1)
 
 
+def test_several_images_at_once_score_as_one_by_one(lpips):
+    samples = [Sample(noise(seed), "", noise(seed + 1)) for seed in range(3)]
+    for metric in (Mse(), Psnr(), Ssim(), lpips):
+        together = metric.scores(samples)
+        assert together == pytest.approx([metric.score(sample) for sample in samples], rel=1e-5)
+        assert len(set(together)) == 3
+        assert metric.scores([]) == []
+
+
 class TestLpips:
     def test_equal_images_are_at_distance_zero(self, lpips):
         assert score(lpips, noise(0), noise(0)) == 0

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from PIL import Image
-from tiny_pipelines import embeds, pixart_pipeline
+from tiny_pipelines import embeds, flux_pipeline, pixart_pipeline
 from tiny_text import text_pipeline
 
-from toma_diffusion import UsageError
-from toma_diffusion.pipelines.generation import ImageRequest, generate_image, read_settings, write_png
+from toma_diffusion import UsageError, apply_toma
+from toma_diffusion.pipelines.generation import ImageRequest, generate_image, generate_images, read_settings, write_png
 
 
 class TestGenerateImage:
@@ -83,6 +83,62 @@ class TestGenerateImage:
     @pytest.mark.parametrize("seed", [-1, 2**64 - 1])
     def test_every_seed_of_torch_is_taken(self, seed):
         assert generate_image(text_pipeline(), ImageRequest("a shoe", seed=seed, steps=1)).size == (64, 64)
+
+
+class TestGenerateImages:
+    REQUESTS = tuple(
+        ImageRequest(prompt, seed, steps=3) for prompt, seed in (("a shoe", 1), ("a tree", 7), ("a cap", 1))
+    )
+
+    @pytest.mark.parametrize("preset", [None, "toma-once", "fast", "toma-tile"])
+    def test_a_batch_equals_single_images_up_to_rounding(self, preset):
+        """With local assignment: two tokens that cover each other best are equally good destinations, and rounding
+        decides. Inside a region both give the same cluster, over the whole image others may join the one or the other.
+        """
+        pipe = text_pipeline()
+        if preset:
+            apply_toma(pipe, preset, ratio=0.5, num_regions=4)
+        together = generate_images(pipe, self.REQUESTS)
+        assert len(together) == 3
+        for request, image in zip(self.REQUESTS, together, strict=True):
+            alone = np.asarray(generate_image(pipe, request)).astype(int)
+            assert np.abs(np.asarray(image).astype(int) - alone).max() <= 1
+
+    @pytest.mark.parametrize("method", ["tomesd", "tofu"])
+    def test_random_methods_give_the_same_batch_again(self, method):
+        pipe = text_pipeline()
+        apply_toma(pipe, method, ratio=0.5)
+        first, again = (np.stack([np.asarray(each) for each in generate_images(pipe, self.REQUESTS)]) for _ in "12")
+        assert np.array_equal(first, again)
+
+    def test_the_negative_prompt_is_for_all(self):
+        pipe = text_pipeline()
+        requests = [ImageRequest("a shoe", seed, steps=2, negative_prompt="a tree") for seed in (0, 1)]
+        alone = np.asarray(generate_image(pipe, requests[1])).astype(int)
+        assert np.abs(np.asarray(generate_images(pipe, requests)[1]).astype(int) - alone).max() <= 1
+
+    def test_other_settings_need_a_call_of_their_own(self):
+        with pytest.raises(UsageError, match=r"steps=4.* has other settings than .*steps=3"):
+            generate_images(text_pipeline(), [self.REQUESTS[0], ImageRequest("a shoe", steps=4)])
+
+
+def test_a_flux_without_an_input_for_guidance_is_guided_by_a_second_pass():
+    pipe, calls = flux_pipeline(), []
+    pipe.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
+    text = {name: value for name, value in embeds(pipe).items() if "prompt" in name}
+
+    class Embedded:
+        transformer = pipe.transformer
+
+        def __call__(self, prompt, num_inference_steps, generator, true_cfg_scale=1.0, negative_prompt=None):
+            assert negative_prompt in (None, "")
+            settings = {"num_inference_steps": num_inference_steps, "height": 128, "width": 128}
+            return pipe(**settings, **text, generator=generator, true_cfg_scale=true_cfg_scale)
+
+    for guidance, expected in ((None, 2), (4.0, 4)):
+        calls.clear()
+        generate_image(Embedded(), ImageRequest("", steps=2, guidance=guidance))
+        assert len(calls) == expected
 
 
 def with_embeddings(pipe, prompts):

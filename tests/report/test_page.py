@@ -107,12 +107,11 @@ class TestPage:
 
     def test_plots_follow_the_pages_colours_and_have_a_description(self, text):
         drawings = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
-        assert len(drawings) == 2
+        assert len(drawings) == 3
         assert all("currentColor" in drawing and "#010203" not in drawing for drawing in drawings)
         labels = [each["aria-label"] for each in Elements(text).all("figure") if "aria-label" in each]
-        assert labels[0].startswith(
-            "PSNR (higher is better) against seconds per image. toma: 34 in 4.2 s at ratio 0.25"
-        )
+        assert labels[0].startswith("LPIPS against the gain in time. The front: toma 0.25 (1.19× at 0.04), ")
+        assert labels[1].startswith("PSNR (higher is better) against seconds per image. toma: 34 in 4.2 s at 0.25")
 
     def test_the_viewer_begins_with_the_first_merged_method(self, text):
         chosen = [each for each in Elements(text).all("option") if "selected" in each]
@@ -155,7 +154,7 @@ class TestCommand:
         run = finished_run(tmp_path / "run")
         result = CliRunner().invoke(app, ["report", str(run.path), "--output", str(tmp_path / "new" / "page.html")])
         assert result.exit_code == 0, result.output
-        assert "page.html (0.0 MiB)" in result.output
+        assert "page.html (0.1 MiB)" in result.output
         assert (tmp_path / "new" / "page.html").read_text().startswith("<!doctype html>")
 
     def test_an_output_that_cannot_be_written_is_reported(self, run, tmp_path):

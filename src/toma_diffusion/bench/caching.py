@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toma_diffusion.adapters import find_adapter
 from toma_diffusion.bench.timing import Generation
+from toma_diffusion.experiments.shortcuts.skipped import SkippedSteps
 
 
 def enable(model: Any, threshold: float) -> None:
@@ -30,18 +30,7 @@ def moving_calls(inputs: dict[str, Any], sample: str, steps: int) -> list[dict[s
 
 
 def share_of_hits(generation: Generation) -> float:
-    """The fraction of steps in which the cache skipped blocks, counted at the attention of a block in the middle.
-
-    The block itself is called in any case; the cache replaces its forward. Call it before compiling.
-    """
-    adapter = find_adapter(generation.model)
-    blocks = adapter.blocks(generation.model) if adapter else []
-    middle = blocks[len(blocks) // 2].module
-    attention = next(child for name, child in middle.named_children() if name.startswith("attn"))
-    calls: list[None] = []
-    hook = attention.register_forward_pre_hook(lambda module, args: calls.append(None))
-    try:
+    """The fraction of steps in which the cache skipped blocks. Call it before compiling."""
+    with SkippedSteps(generation.model) as skipped:
         generation.run()
-    finally:
-        hook.remove()
-    return 1 - len(calls) / len(generation.calls)
+    return skipped.share

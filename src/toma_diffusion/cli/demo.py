@@ -62,8 +62,7 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
     from toma_diffusion.evaluation import BASELINE, Plan, RunFolder, Variant
     from toma_diffusion.evaluation.run import evaluate
     from toma_diffusion.evaluation.table import to_rich
-    from toma_diffusion.evaluation.variants import merged_variants
-    from toma_diffusion.experiments.cells import MethodSpec
+    from toma_diffusion.evaluation.variants import VariantSpec, variants_of
     from toma_diffusion.experiments.facts import gather_facts
     from toma_diffusion.metrics import Weights, open_metrics
     from toma_diffusion.pipelines.checkpoints import BUNDLED, fingerprint, load_pipeline
@@ -71,7 +70,7 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
 
     pipe: Any = load_pipeline(BUNDLED, str(find_device(device)))
     denoiser = find_denoiser(pipe)
-    merged = [each for name, ratios in METHODS for each in merged_variants(denoiser, [MethodSpec(name)], ratios)]
+    merged = [each for name, ratios in METHODS for each in variants_of(denoiser, [VariantSpec.parse(name)], ratios)]
     plan = Plan(
         model=BUNDLED,
         prompts=PROMPTS,
@@ -129,14 +128,15 @@ def _clear(output: Path) -> None:
 
 def _write_merge_map(folder: RunFolder, pipe: Any, advance: Any) -> None:
     """Generate the first image again with ToMA, and plot what merges into what."""
-    from toma_diffusion.evaluation.run import merged_as
+    from toma_diffusion.evaluation.run import applied
     from toma_diffusion.inspection.merge_map import MergeMapRecorder, plot_merge_maps
     from toma_diffusion.pipelines.generation import ImageRequest, generate_image
     from toma_diffusion.report.page import MERGE_MAP
 
     plan, item = folder.plan, folder.plan.items[0]
     variant = next(each for each in plan.variants if each.name == "fast")  # it merges in every step
-    with merged_as(pipe, variant) as handle:
+    with applied(pipe, variant, plan.steps) as handle:
+        assert handle is not None
         recorder = MergeMapRecorder(handle)
 
         def on_step(step: int) -> None:

@@ -1,4 +1,4 @@
-"""`toma eval`: measure what merging does to images, as in the paper."""
+"""`toma eval`: measure what merging, and other ways to save time, do to images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def evaluate_command(
     methods: Annotated[
         str,
         typer.Option(
-            help="As in toma bench: toma,fast:num_regions=256;scale=inf,tomesd,tofu,todo. Default: " + METHODS
+            help="Merging, as in toma bench: fast:num_regions=256;scale=inf,tomesd,tofu,todo. Fewer steps: steps:14. "
+            "Caches: first-block-cache:threshold=0.1, taylorseer:cache_interval=3, magcache:threshold=0.06, and for "
+            "UNets deepcache:interval=3. Together: fast+steps:14. Default: " + METHODS
         ),
     ] = "",
     ratios: Annotated[str, typer.Option(help="Fractions of the tokens to remove. Default: " + RATIOS)] = "",
@@ -47,6 +49,13 @@ def evaluate_command(
     ] = None,
     guidance: Annotated[float | None, typer.Option(help="Guidance scale. Default: that of the pipeline.")] = None,
     size: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. Default: that of the pipeline.")] = "",
+    batch: Annotated[int, typer.Option(help="Images in one call of the pipeline. Not for merging on Flux.")] = 1,
+    time_of: Annotated[
+        str,
+        typer.Option(
+            help="sdxl or flux: compute the gain in time from measured steps of that model. For a small one like it."
+        ),
+    ] = "",
     metrics: Annotated[
         str, typer.Option(help="Some of mse,psnr,ssim,lpips,dino,clip_t,fid,kid. Default: all that are available.")
     ] = "",
@@ -60,7 +69,7 @@ def evaluate_command(
     output: Annotated[Path, typer.Option(help="Folder of the run. The same command resumes it.")] = Path("eval"),
     commit: Annotated[str | None, typer.Option(help="Commit to record. Default: that of the checkout.")] = None,
 ) -> None:
-    """Generate the same images without and with merging, score them, and write one CSV row per method and ratio.
+    """Generate the same images without and with merging, fewer steps or caches, score them, and write one CSV row each.
 
     On several GPUs: accelerate launch -m toma_diffusion.cli eval ...
     """
@@ -72,6 +81,8 @@ def evaluate_command(
     from toma_diffusion.evaluation import Plan, RunFolder
     from toma_diffusion.evaluation.run import evaluate
     from toma_diffusion.evaluation.table import to_rich
+    from toma_diffusion.evaluation.variants import count_blocks, mixes_images
+    from toma_diffusion.experiments.costs import StepCosts
     from toma_diffusion.experiments.facts import gather_facts
     from toma_diffusion.experiments.parsing import Resolution, split_list
     from toma_diffusion.metrics import METRICS, Weights, open_metrics
@@ -90,18 +101,30 @@ def evaluate_command(
     opened = open_metrics(chosen_metrics, weights, where)
     pipe = load_pipeline(model, str(where), dtype or None)
     denoiser = find_denoiser(pipe)
+    if time_of:
+        StepCosts.load(time_of)  # raises if there are none
+    variants = _variants(denoiser, methods, ratios, paper, console)
+    for variant in variants:
+        if batch > 1 and mixes_images(denoiser, variant):
+            raise UsageError(
+                f"--batch {batch} would change the images of {variant.title!r} on a {type(denoiser).__name__}: what it "
+                "does to one depends on the others. Use --batch 1."
+            )
     plan = Plan(
         model=public_name(model),
         prompts=chosen_prompts,
         seeds=chosen_seeds,
-        variants=tuple(_variants(denoiser, methods, ratios, paper, console)),
+        variants=tuple(variants),
         metrics=chosen_metrics,
         steps=_steps(steps, denoiser, as_paper=bool(paper or protocol)),
         guidance=guidance,
         width=resolution.width if resolution else None,
         height=resolution.height if resolution else None,
+        batch=batch,
         dtype=str(pipe.dtype).removeprefix("torch."),
         weights=fingerprint(pipe),
+        blocks=count_blocks(denoiser),
+        time_of=time_of,
         paper=paper,
     )
     with state.main_process_first():
@@ -138,19 +161,14 @@ def _items(source: str, template: str, seeds: str, protocol: str) -> tuple[tuple
 
 def _variants(denoiser: Any, methods: str, ratios: str, paper: str, console: Console) -> list[Variant]:
     """The baseline, the noise floor, and the requested methods."""
-    from toma_diffusion.evaluation.variants import UNMERGED, merged_variants, paper_variants
-    from toma_diffusion.experiments.cells import MethodSpec
+    from toma_diffusion.evaluation.variants import UNMERGED, VariantSpec, paper_variants, variants_of
     from toma_diffusion.experiments.parsing import numbers, split_list
 
     if not paper:
-        parsed = [MethodSpec.parse(text) for text in split_list(methods or METHODS)]
+        parsed = [VariantSpec.parse(text) for text in split_list(methods or METHODS)]
         wanted = numbers("ratio", ratios or RATIOS, float)
-        left_out = [
-            f"{method.preset} cannot have ratio {ratio:g}."
-            for method in parsed
-            for ratio in sorted(set(wanted) - set(method.possible(wanted)))
-        ]
-        variants = merged_variants(denoiser, parsed, wanted)
+        left_out = [reason for spec in parsed for reason in spec.impossible(wanted)]
+        variants = variants_of(denoiser, parsed, wanted)
     elif methods or ratios:
         raise UsageError(f"--paper {paper} sets methods and ratios: leave --methods and --ratios out.")
     else:

@@ -84,17 +84,18 @@ class RunFolder:
         """The paths of all items, in order."""
         return [self.image_path(variant, item) for item in self.plan.items]
 
-    def missing(self) -> list[tuple[Variant, Item]]:
-        """The images that do not exist yet, item by item, each with all variants in turn.
+    def missing(self) -> list[tuple[Variant, tuple[Item, ...]]]:
+        """The batches of which an image does not exist yet, batch by batch, each with all variants in turn.
 
-        The order of the variants rotates from item to item, so that none always comes first.
+        The order of the variants rotates from batch to batch, so that none always comes first. A batch of which some
+        images exist is generated again as a whole: in a smaller one they would be rounded otherwise.
         """
         variants, found = self.plan.variants, []
-        for number, item in enumerate(self.plan.items):
+        for number, batch in enumerate(self.plan.batches):
             first = number % len(variants)
             for variant in (*variants[first:], *variants[:first]):
-                if not self.image_path(variant, item).exists():
-                    found.append((variant, item))
+                if not all(self.image_path(variant, item).exists() for item in batch):
+                    found.append((variant, batch))
         return found
 
     def item_scores(self, variant: Variant, item: Item) -> Scores:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from PIL import Image
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from toma_diffusion.api import apply_toma
+from toma_diffusion.api import apply_toma, find_denoiser
 from toma_diffusion.evaluation.folder import RunFolder, Scores
 from toma_diffusion.evaluation.plan import NOISE_FLOOR, Item, Variant
-from toma_diffusion.evaluation.table import COLUMNS, SECONDS, rows_of
+from toma_diffusion.evaluation.table import COLUMNS, SECONDS, SKIPPED, rows_of
+from toma_diffusion.experiments.shortcuts import FewerSteps
+from toma_diffusion.experiments.shortcuts.skipped import SkippedSteps
 from toma_diffusion.metrics import ImageMetric, MetricSet, Sample, UnavailableError
-from toma_diffusion.pipelines.generation import ImageRequest, generate_image, read_settings, write_png
+from toma_diffusion.pipelines.generation import ImageRequest, generate_images, read_settings, write_png
 
 if TYPE_CHECKING:
     from accelerate import PartialState
     from rich.progress import Progress
+
+    from toma_diffusion.hooks.handle import ToMAHandle
 
 WARM_UP_STEPS_ON_A_CPU = 2
 """Nothing is compiled there; only memory is allocated for the first time."""
@@ -60,46 +64,61 @@ class _Work:
     metrics: MetricSet
     state: PartialState
     progress: Progress | None
+    fitted: dict[Variant, Variant] = field(default_factory=dict)
+    """The variants that have been warmed up, and what was fitted to the model."""
 
     def generate(self) -> None:
         """Generate all missing images.
 
-        For each item all variants are run in turn: if the machine is busy for a while, it slows all of them alike.
+        For each batch all variants are run in turn: if the machine is busy for a while, it slows all of them alike.
         """
         (share,) = self._shares([self.folder.missing()])
-        warm: set[Variant] = set()
-        with self._bar("generating", len(share)) as advance:
-            for variant, item in share:
+        with self._bar("generating", sum(len(batch) for _, batch in share)) as advance:
+            for variant, batch in share:
                 advance(0, variant)
-                with merged_as(self.pipe, variant):
-                    if variant not in warm:
-                        generate_image(self.pipe, self._warm_up(item))
-                        warm.add(variant)
-                    self._generate(variant, item)
-                advance(1, variant)
+                self._warm_up(variant, batch)
+                self._generate(variant, batch)
+                advance(len(batch), variant)
         self.state.wait_for_everyone()
 
-    def _generate(self, variant: Variant, item: Item) -> None:
-        request = self._request(item)
-        started = perf_counter()
-        image = generate_image(self.pipe, request)
-        settings = asdict(request) | {
-            SECONDS: round(perf_counter() - started, 4),
-            "model": self.folder.plan.model,
-            "variant": variant.to_dict(),
-            **asdict(self.folder.facts),
-        }
-        write_png(image, self.folder.image_path(variant, item), settings)
+    def _warm_up(self, variant: Variant, batch: Sequence[Item]) -> None:
+        """Once for each variant: fit it to the model, and generate a batch that does not count.
 
-    def _request(self, item: Item) -> ImageRequest:
+        All steps on a GPU, where the first step of each kind compiles kernels.
+        """
+        if variant in self.fitted:
+            return
+        requests = self._requests(variant, batch)
+        self.fitted[variant] = fitted(self.pipe, variant, requests[0])
+        if self.pipe.device.type == "cpu":
+            requests = [replace(each, steps=min(each.steps, WARM_UP_STEPS_ON_A_CPU)) for each in requests]
+        with applied(self.pipe, self.fitted[variant], self.folder.plan.steps):
+            generate_images(self.pipe, requests)
+
+    def _generate(self, variant: Variant, batch: Sequence[Item]) -> None:
+        requests = self._requests(variant, batch)
+        caches = any(not isinstance(shortcut, FewerSteps) for shortcut in variant.shortcuts)
+        counting = SkippedSteps(find_denoiser(self.pipe)) if caches else nullcontext()
+        with counting, applied(self.pipe, self.fitted[variant], self.folder.plan.steps):
+            started = perf_counter()
+            images = generate_images(self.pipe, requests)
+            seconds = (perf_counter() - started) / len(batch)
+        counted = {SKIPPED: counting.share} if isinstance(counting, SkippedSteps) else {}
+        for item, request, image in zip(batch, requests, images, strict=True):
+            settings = asdict(request) | {
+                SECONDS: round(seconds, 4),
+                **counted,
+                "batch": len(batch),
+                "model": self.folder.plan.model,
+                "variant": variant.to_dict(),
+                **asdict(self.folder.facts),
+            }
+            write_png(image, self.folder.image_path(variant, item), settings)
+
+    def _requests(self, variant: Variant, batch: Sequence[Item]) -> list[ImageRequest]:
         plan = self.folder.plan
-        return ImageRequest(item.prompt, item.seed, plan.steps, plan.guidance, plan.width, plan.height)
-
-    def _warm_up(self, item: Item) -> ImageRequest:
-        """A whole image on a GPU, where the first step of each kind compiles kernels."""
-        request = self._request(item)
-        on_cpu = self.pipe.device.type == "cpu"
-        return replace(request, steps=min(request.steps, WARM_UP_STEPS_ON_A_CPU)) if on_cpu else request
+        steps = variant.steps_of(plan.steps)
+        return [ImageRequest(item.prompt, item.seed, steps, plan.guidance, plan.width, plan.height) for item in batch]
 
     def score(self) -> None:
         """Score all images that lack one of these metrics, or have it from other weights."""
@@ -109,9 +128,10 @@ class _Work:
         )
         with self._bar("scoring", sum(map(len, shares))) as advance:
             for variant, items in zip(variants, shares, strict=True):
-                for item in items:
-                    self._score(variant, item)
-                    advance(1, variant)
+                for start in range(0, len(items), self.folder.plan.batch):
+                    batch = items[start : start + self.folder.plan.batch]
+                    self._score(variant, batch)
+                    advance(len(batch), variant)
         self.state.wait_for_everyone()
 
     def _is_unscored(self, variant: Variant, item: Item) -> bool:
@@ -123,18 +143,24 @@ class _Work:
         possible = [metric for metric in self.metrics.image if has_reference or not metric.needs_reference]
         return [metric for metric in possible if not scores.has(metric.name, metric.source)]
 
-    def _score(self, variant: Variant, item: Item) -> None:
-        scores = self.folder.item_scores(variant, item)
-        path = self.folder.image_path(variant, item)
+    def _score(self, variant: Variant, batch: Sequence[Item]) -> None:
+        """Compute what each image lacks, of several images at once."""
         baseline = self.folder.plan.baseline
-        reference = None if variant == baseline else _read(self.folder.image_path(baseline, item))
-        sample = Sample(_read(path), item.prompt, reference)
-        values = scores.values | {SECONDS: float(read_settings(path)[SECONDS])}
-        sources = dict(scores.sources)
-        for metric in self._lacking(variant, scores):
-            values[metric.name] = metric.score(sample)
-            sources[metric.name] = metric.source
-        self.folder.write_item_scores(variant, item, Scores(values, sources))
+        scores = {item: self.folder.item_scores(variant, item) for item in batch}
+        samples = {}
+        for item in batch:
+            path = self.folder.image_path(variant, item)
+            reference = None if variant == baseline else _read(self.folder.image_path(baseline, item))
+            samples[item] = Sample(_read(path), item.prompt, reference)
+            settings = read_settings(path)
+            scores[item].values.update({name: float(settings[name]) for name in (SECONDS, SKIPPED) if name in settings})
+        for metric in self.metrics.image:
+            lacking = [item for item in batch if metric in self._lacking(variant, scores[item])]
+            for item, value in zip(lacking, metric.scores([samples[each] for each in lacking]), strict=True):
+                scores[item].values[metric.name] = value
+                scores[item].sources[metric.name] = metric.source
+        for item in batch:
+            self.folder.write_item_scores(variant, item, scores[item])
 
     def score_jointly(self) -> None:
         """Compute FID and KID. They need all images of a variant, so that each process does whole variants."""
@@ -184,14 +210,27 @@ class _Work:
         progress.update(bar, description=what)
 
 
-def merged_as(pipe: Any, variant: Variant) -> AbstractContextManager[Any]:
-    """Apply a variant to the pipeline for the duration of a `with` block."""
-    if variant.config is not None:
-        return apply_toma(pipe, variant.config)
-    if variant.name == NOISE_FLOOR:
-        # The same computation with other rounding: differences below this one are rounding noise.
-        return sdpa_kernel(SDPBackend.MATH)
-    return nullcontext()
+@contextmanager
+def applied(pipe: Any, variant: Variant, steps: int) -> Iterator[ToMAHandle | None]:
+    """Apply a variant to the pipeline for the duration of a `with` block, for one generation of a run of `steps` steps.
+
+    Yields the handle of token merging, if there is any. A cache is empty at the beginning, and gone at the end.
+    """
+    with ExitStack() as stack:
+        for shortcut in variant.shortcuts:  # before merging, which leaves alone what a cache compares
+            stack.enter_context(shortcut.applied(pipe, variant.steps_of(steps)))
+        if variant.name == NOISE_FLOOR:
+            # The same computation with other rounding: differences below this one are rounding noise.
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        yield None if variant.config is None else stack.enter_context(apply_toma(pipe, variant.config))
+
+
+def fitted(pipe: Any, variant: Variant, request: ImageRequest) -> Variant:
+    """The variant with what its shortcuts have to measure on the model first, by generating an image."""
+    shortcuts = tuple(
+        shortcut.fitted(pipe, lambda: generate_images(pipe, [request]), request.steps) for shortcut in variant.shortcuts
+    )
+    return replace(variant, shortcuts=shortcuts)
 
 
 def _read(path: Path) -> Image.Image:

@@ -8,17 +8,19 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from toma_diffusion.evaluation.folder import RunFolder, Scores
-from toma_diffusion.evaluation.plan import Variant
+from toma_diffusion.evaluation.plan import NOISE_FLOOR, Plan, Variant
+from toma_diffusion.experiments.costs import StepCosts
 from toma_diffusion.metrics import IMAGE_METRICS, JOINT_METRICS, METRICS
 from toma_diffusion.metrics.pixels import pool_psnr
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-SECONDS = "seconds"
+SECONDS, SKIPPED = "seconds", "skipped"
+MEASURED = "measured"
 COLUMNS = (
     *("model", "method", "ratio", "scope", "assign", "settings", "images"),
-    *(SECONDS, "speedup", *METRICS, "sources"),
+    *(SECONDS, "speedup", SKIPPED, "gain", "gain_source", *METRICS, "sources"),
     *("steps", "guidance", "resolution", "dtype"),
     *("device", "torch", "diffusers", "toma_diffusion", "commit", "date"),
 )
@@ -44,17 +46,37 @@ def rows_of(folder: RunFolder) -> list[dict[str, str]]:
         "commit": facts.commit,
         "date": folder.date,
     }
+    costs = StepCosts.load(plan.time_of) if plan.time_of else None
     rows = []
     for variant in plan.variants:
         found = _figures(folder, variant)
         row = dict.fromkeys(COLUMNS, "") | common | variant.key
-        row |= {name: f"{value:.6g}" for name, value in found.values.items() if name in (SECONDS, *plan.metrics)}
+        row |= {
+            name: f"{value:.6g}" for name, value in found.values.items() if name in (SECONDS, SKIPPED, *plan.metrics)
+        }
         speedup = _speedup(folder, variant)
         row["speedup"] = "" if speedup is None else f"{speedup:.4f}"
+        gain = speedup if costs is None else gain_of(costs, variant, plan, found.values.get(SKIPPED, 0.0))
+        if gain is not None:
+            row |= {"gain": f"{gain:.4f}", "gain_source": plan.time_of or MEASURED}
         sources = {name: source for name, source in sorted(found.sources.items()) if source and row[name]}
         row["sources"] = json.dumps(sources, separators=(",", ":"))
         rows.append(row)
     return rows
+
+
+def gain_of(costs: StepCosts, variant: Variant, plan: Plan, skipped: float) -> float | None:
+    """How many times faster a variant would be on the large model, if its steps have been measured there."""
+    if variant.name == NOISE_FLOOR:
+        return None
+    return costs.gain(
+        plan.steps,
+        preset=variant.name,
+        config=variant.config,
+        shortcuts=variant.shortcuts,
+        skipped=skipped,
+        blocks=plan.blocks,
+    )
 
 
 def _figures(folder: RunFolder, variant: Variant) -> Scores:
@@ -63,7 +85,7 @@ def _figures(folder: RunFolder, variant: Variant) -> Scores:
     values = {name: value for name, value in joint.values.items() if name in JOINT_METRICS}
     sources = dict(joint.sources)
     of_items = [folder.item_scores(variant, item) for item in folder.plan.items]
-    for name in (SECONDS, *IMAGE_METRICS):
+    for name in (SECONDS, SKIPPED, *IMAGE_METRICS):
         if all(name in scores.values for scores in of_items):
             origins = {scores.sources.get(name, "") for scores in of_items}
             if len(origins) == 1:
@@ -98,6 +120,7 @@ def _resolution(folder: RunFolder) -> str:
 HEADINGS: Mapping[str, str] = {
     SECONDS: "s",
     "speedup": "speed-up",
+    "gain": "gain",
     "mse": "MSE ↓",
     "psnr": "PSNR ↑",
     "ssim": "SSIM ↑",
@@ -110,6 +133,7 @@ HEADINGS: Mapping[str, str] = {
 FORMATS: Mapping[str, str] = {
     SECONDS: ".3g",
     "speedup": ".2f",
+    "gain": ".2f",
     "mse": ".1f",
     "psnr": ".2f",
     "ssim": ".3f",
@@ -128,7 +152,7 @@ def to_rich(folder: RunFolder) -> Table:
 
     rows = folder.table()
     plan = folder.plan
-    shown = [name for name in HEADINGS if any(row[name] for row in rows)]
+    shown = [name for name in HEADINGS if any(row.get(name) for row in rows) and (name != "gain" or plan.time_of)]
     title = (
         f"{plan.model}, {rows[0]['images']} images of {rows[0]['resolution']}, {plan.steps} steps, {folder.facts.gpu}"
     )

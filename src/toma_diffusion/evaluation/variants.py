@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from toma_diffusion.adapters import find_adapter
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import BASELINE, NOISE_FLOOR, Variant
 from toma_diffusion.experiments.cells import MethodSpec, cells_of
+from toma_diffusion.experiments.shortcuts import SHORTCUTS, FewerSteps, Shortcut, parse_shortcut
 
 RATIOS = (0.25, 0.5, 0.75)
 UNMERGED = (Variant(BASELINE), Variant(NOISE_FLOOR))
@@ -60,9 +64,69 @@ The text of the paper that we have contains the captions and the discussion, but
 are not spelled out follow the discussion."""
 
 
-def merged_variants(model: Any, methods: Iterable[MethodSpec], ratios: Iterable[float]) -> list[Variant]:
-    """One per method and ratio, with the settings that `apply_toma` uses for this model."""
-    return [Variant(cell.method, cell.config, cell.overrides) for cell in cells_of(model, methods, ratios)]
+@dataclass(frozen=True)
+class VariantSpec:
+    """What a user asks for: a method of merging, shortcuts, or both."""
+
+    merging: MethodSpec | None
+    shortcuts: tuple[Shortcut, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> VariantSpec:
+        """`fast:num_regions=256`, `steps:14`, or `fast+steps:14`."""
+        parts = re.split(r"\+(?=[A-Za-z])", text.strip())  # not that of scale=1e+3
+        is_shortcut = [part.partition(":")[0].strip() in SHORTCUTS for part in parts]
+        merging = [MethodSpec.parse(part) for part, known in zip(parts, is_shortcut, strict=True) if not known]
+        shortcuts = [parse_shortcut(part) for part, known in zip(parts, is_shortcut, strict=True) if known]
+        caches = [shortcut.name for shortcut in shortcuts if not isinstance(shortcut, FewerSteps)]
+        for several, what in (
+            ([each.preset for each in merging], "methods of merging"),
+            (caches, "caches"),
+            ([each.text for each in shortcuts if isinstance(each, FewerSteps)], "numbers of steps"),
+        ):
+            if len(several) > 1:
+                raise UsageError(f"method {text!r} has several {what}, {' and '.join(several)}: leave one.")
+        return cls(merging[0] if merging else None, tuple(shortcuts))
+
+    def impossible(self, ratios: Iterable[float]) -> list[str]:
+        """A sentence for each of the ratios that the method of merging cannot have."""
+        if self.merging is None:
+            return []
+        wanted = list(ratios)
+        beyond = sorted(set(wanted) - set(self.merging.possible(wanted)))
+        return [f"{self.merging.preset} cannot have ratio {ratio:g}." for ratio in beyond]
+
+
+def variants_of(model: Any, specs: Iterable[VariantSpec], ratios: Iterable[float]) -> list[Variant]:
+    """One per method and ratio, with the settings that `apply_toma` uses for this model; one for shortcuts alone."""
+    ratios = list(ratios)
+    found: dict[Variant, None] = {}
+    for spec in specs:
+        for shortcut in spec.shortcuts:
+            shortcut.check(model)
+        if spec.merging is None:
+            found[Variant(spec.shortcuts[0].name, shortcuts=spec.shortcuts)] = None
+        else:
+            for cell in cells_of(model, [spec.merging], ratios):
+                found[Variant(cell.method, cell.config, cell.overrides, spec.shortcuts)] = None
+    return list(found)
+
+
+def count_blocks(model: Any) -> int:
+    """Transformer blocks of a model."""
+    adapter = find_adapter(model)
+    return len(adapter.blocks(model)) if adapter else 0
+
+
+def mixes_images(model: Any, variant: Variant) -> bool:
+    """Whether an image would be another one in a batch of several, and not by rounding alone.
+
+    So it is where all samples have one table of positions, as in Flux: they then share their destinations.
+    """
+    adapter = find_adapter(model)
+    shares_positions = adapter is not None and any(block.position_table for block in adapter.blocks(model))
+    merges_jointly = variant.config is not None and shares_positions
+    return merges_jointly or any(shortcut.mixes_images for shortcut in variant.shortcuts)
 
 
 def paper_variants(model: Any, table: str) -> tuple[list[Variant], list[str]]:
@@ -74,7 +138,7 @@ def paper_variants(model: Any, table: str) -> tuple[list[Variant], list[str]]:
     for methods, ratios in PAPER[table]:
         for text in methods:
             try:
-                variants += merged_variants(model, [MethodSpec.parse(text)], ratios)
+                variants += variants_of(model, [VariantSpec.parse(text)], ratios)
             except UsageError as error:
                 left_out.append(f"{text}: {error}")
     if not variants:

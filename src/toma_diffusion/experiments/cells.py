@@ -10,7 +10,7 @@ from typing import Any
 from toma_diffusion.api import apply_toma
 from toma_diffusion.config import Config
 from toma_diffusion.errors import UsageError
-from toma_diffusion.experiments.parsing import parse_value
+from toma_diffusion.experiments.parsing import parse_settings
 from toma_diffusion.methods import METHODS, named_config
 
 COLUMNS_OF_THEIR_OWN = ("ratio", "scope", "assign")
@@ -28,12 +28,7 @@ class MethodSpec:
     def parse(cls, text: str) -> MethodSpec:
         """`toma`, or `fast:num_regions=256;scope=block`, or `tomesd:max_downsample=2`."""
         preset, _, changes = text.strip().partition(":")
-        overrides = {}
-        for change in filter(None, (part.strip() for part in changes.split(";"))):
-            name, equals, value = change.partition("=")
-            if not equals:
-                raise UsageError(f"method {text!r}: {change!r} is not a setting; write name=value, separated by ';'.")
-            overrides[name.strip()] = parse_value(value.strip())
+        overrides = parse_settings(text, changes)
         if "ratio" in overrides:
             raise UsageError(
                 f"method {text!r} sets the ratio, which has an option of its own: leave it out of the settings."

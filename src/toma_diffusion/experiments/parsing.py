@@ -51,6 +51,17 @@ def parse_value(text: str) -> Any:
         return text
 
 
+def parse_settings(text: str, changes: str) -> dict[str, Any]:
+    """`num_regions=256;scope=block` as values by name; `text` is the whole method, for errors."""
+    found = {}
+    for change in filter(None, (part.strip() for part in changes.split(";"))):
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise UsageError(f"method {text!r}: {change!r} is not a setting; write name=value, separated by ';'.")
+        found[name.strip()] = parse_value(value.strip())
+    return found
+
+
 def numbers(name: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
     """A list of numbers separated by commas; `name` is what an error calls one of them."""
     found = []

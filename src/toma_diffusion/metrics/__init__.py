@@ -65,9 +65,9 @@ def open_metrics(names: Iterable[str], weights: Weights, device: torch.device) -
         if name not in METRICS:
             raise UsageError(f"metric {name!r} is not known: use some of {', '.join(METRICS)}.")
     openers: dict[str, Callable[[], ImageMetric]] = {
-        "mse": Mse,
-        "psnr": Psnr,
-        "ssim": Ssim,
+        "mse": lambda: Mse(device),
+        "psnr": lambda: Psnr(device),
+        "ssim": lambda: Ssim(device),
         "lpips": lambda: Lpips(weights.lpips, device),
         "dino": lambda: Dino(weights.dino, device),
         "clip_t": lambda: ClipT(weights.clip, device),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -52,6 +52,35 @@ class ImageMetric(ABC):
     @abstractmethod
     def score(self, sample: Sample) -> float:
         """The value of the metric."""
+
+    def scores(self, samples: Sequence[Sample]) -> list[float]:
+        """Of several images of one size. Metrics that gain from it compute them together."""
+        return [self.score(sample) for sample in samples]
+
+
+class PairMetric(ImageMetric):
+    """A metric of the pixels of two images, computed for several pairs together."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cpu")
+
+    @abstractmethod
+    def distances(self, images: Tensor, references: Tensor) -> Tensor:
+        """Of images [B, 3, height, width], 0 to 1, from their references. Returns [B]."""
+
+    def score(self, sample: Sample) -> float:
+        """Of one pair."""
+        return self.scores([sample])[0]
+
+    @torch.no_grad()
+    def scores(self, samples: Sequence[Sample]) -> list[float]:
+        """Of several pairs of one size."""
+        if not samples:
+            return []
+        images = torch.cat([sample.pixels for sample in samples]).to(self.device)
+        references = torch.cat([sample.reference_pixels for sample in samples]).to(self.device)
+        values: list[float] = self.distances(images, references).tolist()
+        return values
 
 
 class JointMetric(ABC):

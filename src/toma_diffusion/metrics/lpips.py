@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from toma_diffusion.metrics.base import ImageMetric, Sample, UnavailableError, check_file, describe_file
+from toma_diffusion.metrics.base import PairMetric, UnavailableError, check_file, describe_file
 
 CHANNELS = (64, 192, 384, 256, 256)
 MEAN, DEVIATION = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
@@ -61,7 +61,7 @@ class AlexLpips(nn.Module):
         return found
 
 
-class Lpips(ImageMetric):
+class Lpips(PairMetric):
     """0 for equal images; above about 0.3 hardly the same picture. Lower is nearer."""
 
     name = "lpips"
@@ -70,6 +70,7 @@ class Lpips(ImageMetric):
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
+        super().__init__(device)
         path = check_file(weights, self.name, "--lpips-weights", "a .safetensors file of AlexNet and the five heads")
         network = AlexLpips()
         try:
@@ -80,10 +81,9 @@ class Lpips(ImageMetric):
                 f"features.N.bias and linN.weight ({str(error).splitlines()[-1].strip()})."
             ) from error
         self.network = network.float().eval().requires_grad_(False).to(device)
-        self.device = device
         self.source = describe_file(path)
 
-    @torch.no_grad()
-    def score(self, sample: Sample) -> float:
-        """The distance to the reference."""
-        return float(self.network(sample.pixels.to(self.device), sample.reference_pixels.to(self.device)))
+    def distances(self, images: Tensor, references: Tensor) -> Tensor:
+        """0 for equal images."""
+        found: Tensor = self.network(images, references)
+        return found

@@ -6,30 +6,30 @@ from collections.abc import Sequence
 from math import inf, log10
 from statistics import fmean
 
-from torchmetrics.functional import mean_squared_error
-from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
+from torch import Tensor
+from torchmetrics.functional.image import structural_similarity_index_measure
 
-from toma_diffusion.metrics.base import ImageMetric, Sample
+from toma_diffusion.metrics.base import PairMetric
 
 
-class Mse(ImageMetric):
+class Mse(PairMetric):
     """Mean squared error of values from 0 to 255, the scale of the paper's tables. Lower is nearer."""
 
     name = "mse"
 
-    def score(self, sample: Sample) -> float:
+    def distances(self, images: Tensor, references: Tensor) -> Tensor:
         """0 for equal images."""
-        return float(mean_squared_error(sample.pixels * 255, sample.reference_pixels * 255))
+        return 255**2 * _squared_errors(images, references)
 
 
-class Psnr(ImageMetric):
+class Psnr(PairMetric):
     """Peak signal-to-noise ratio in dB. Higher is nearer."""
 
     name = "psnr"
 
-    def score(self, sample: Sample) -> float:
+    def distances(self, images: Tensor, references: Tensor) -> Tensor:
         """Infinite for equal images."""
-        return float(peak_signal_noise_ratio(sample.pixels, sample.reference_pixels, data_range=1.0))
+        return -10 * _squared_errors(images, references).log10()
 
 
 def pool_psnr(values: Sequence[float]) -> float:
@@ -42,13 +42,17 @@ def pool_psnr(values: Sequence[float]) -> float:
     return -10 * log10(error) if error else inf
 
 
-class Ssim(ImageMetric):
+class Ssim(PairMetric):
     """Structural similarity, Gaussian windows of 11 pixels. Higher is nearer."""
 
     name = "ssim"
 
-    def score(self, sample: Sample) -> float:
+    def distances(self, images: Tensor, references: Tensor) -> Tensor:
         """1 for equal images."""
-        found = structural_similarity_index_measure(sample.pixels, sample.reference_pixels, data_range=1.0)
+        found = structural_similarity_index_measure(images, references, data_range=1.0, reduction="none")
         assert not isinstance(found, tuple)  # which only other options than ours return
-        return float(found)
+        return found
+
+
+def _squared_errors(images: Tensor, references: Tensor) -> Tensor:
+    return (images - references).square().mean(dim=(1, 2, 3))

@@ -1,12 +1,12 @@
-"""Generates one image with a pipeline, the same on every machine, and writes images with their settings inside."""
+"""Generates images with a pipeline, the same on every machine, and writes them with their settings inside."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,33 +64,65 @@ def generate_image(pipe: Any, request: ImageRequest, on_step: Callable[[int], No
     Raises:
         UsageError: The pipeline does not take one of the settings, or refuses its value.
     """
-    taken = inspect.signature(pipe.__call__).parameters
-    arguments: dict[str, Any] = {"prompt": request.prompt, "num_inference_steps": request.steps}
-    wanted = {
-        "guidance_scale": request.guidance,
-        "width": request.width,
-        "height": request.height,
-        "negative_prompt": request.negative_prompt,
-    }
-    for name, value in wanted.items():
-        if value is None:
-            continue
-        if name not in taken:
-            raise UsageError(f"{name}={value!r} cannot be given to a {type(pipe).__name__}: leave it out.")
-        arguments[name] = value
+    (image,) = generate_images(pipe, [request], on_step)
+    return image
+
+
+def generate_images(
+    pipe: Any, requests: Sequence[ImageRequest], on_step: Callable[[int], None] | None = None
+) -> list[Image]:
+    """Generate several images in one call of the pipeline. They differ in prompt and seed only.
+
+    Each has the noise that it has alone, so that it is the same image up to rounding. Some methods decide for a batch
+    as a whole: ToMeSD and ToFu draw random numbers once, with the seed of the first image; on Flux all images share
+    the destinations of merging; the first-block cache compares steps over all images.
+    """
+    first = requests[0]
+    for request in requests:
+        if replace(request, prompt=first.prompt, seed=first.seed) != first:
+            raise UsageError(f"{request} has other settings than {first}: generate them in calls of their own.")
+    arguments = _arguments(pipe, requests)
     if on_step is not None:
-        arguments |= _callback(taken, on_step)
+        arguments |= _callback(inspect.signature(pipe.__call__).parameters, on_step)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(request.seed)  # ToMeSD and ToFu start from torch's own random state
-        generator = torch.Generator("cpu").manual_seed(request.seed)
+        torch.manual_seed(first.seed)  # ToMeSD and ToFu start from torch's own random state
         try:
-            image: Image = pipe(**arguments, generator=generator).images[0]
+            images: list[Image] = pipe(**arguments).images
         except ValueError as error:
             if any(frame.name in CHECKS_OF_DIFFUSERS for frame in traceback.extract_tb(error.__traceback__)):
                 raise UsageError(f"{type(pipe).__name__} does not accept these settings: {error}") from error
             raise
-    return image
+    return images
+
+
+def _arguments(pipe: Any, requests: Sequence[ImageRequest]) -> dict[str, Any]:
+    """What the pipeline is called with. For one image these are plain values, which every pipeline takes."""
+    first, taken = requests[0], inspect.signature(pipe.__call__).parameters
+    of_each: dict[str, list[Any]] = {
+        "prompt": [request.prompt for request in requests],
+        "generator": [torch.Generator("cpu").manual_seed(request.seed) for request in requests],
+    }
+    scale, negative = "guidance_scale", first.negative_prompt
+    if first.guidance is not None and _is_guided_by_two_passes(pipe):
+        scale, negative = "true_cfg_scale", negative or ""
+    if negative is not None:
+        of_each["negative_prompt"] = [negative] * len(requests)
+    arguments = {name: values if len(requests) > 1 else values[0] for name, values in of_each.items()}
+    arguments |= {"num_inference_steps": first.steps}
+    arguments |= {scale: first.guidance, "width": first.width, "height": first.height}
+    given = {name: value for name, value in arguments.items() if value is not None}
+    for name, value in given.items():
+        if name not in taken:
+            raise UsageError(f"{name}={value!r} cannot be given to a {type(pipe).__name__}: leave it out.")
+    return given
+
+
+def _is_guided_by_two_passes(pipe: Any) -> bool:
+    """Whether it is a Flux that takes no guidance as input, for which `guidance_scale` would do nothing."""
+    config = getattr(getattr(pipe, "transformer", None), "config", {})
+    takes_both = "true_cfg_scale" in inspect.signature(pipe.__call__).parameters
+    return takes_both and not config.get("guidance_embeds", True)
 
 
 def write_png(image: Image, path: Path, settings: Mapping[str, Any]) -> None:

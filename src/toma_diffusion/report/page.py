@@ -6,16 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.folder import RunFolder
-from toma_diffusion.evaluation.plan import Item
+from toma_diffusion.evaluation.plan import Item, Variant
 from toma_diffusion.evaluation.table import FORMATS, HEADINGS
 from toma_diffusion.files import check_writable, replacing
 from toma_diffusion.report.paper_table import paper_table
 from toma_diffusion.report.pictures import data_uri
-from toma_diffusion.report.plots import legend, speed_against_quality
+from toma_diffusion.report.plots import gain_against_distance, legend, speed_against_quality
 
 REPORT = "report.html"
 MERGE_MAP = "merge-map.png"
@@ -80,12 +79,13 @@ def write_report(folder: RunFolder, output: Path | None = None) -> Path:
         images=len(folder.plan.items),
         resolution=rows[0]["resolution"],
         table=table,
+        front=gain_against_distance(table),
         plots=speed_against_quality(table),
         legend=legend(table),
         rows=[_row(folder, item) for item in shown],
-        first_merged=next((i for i, each in enumerate(folder.plan.variants) if each.config is not None), 1),
+        first_merged=next((i for i, each in enumerate(folder.plan.variants) if each.saves_time), 1),
         merge_map=_merge_map(folder.path / MERGE_MAP),
-        configs=[(variant.title, variant.slug, _configuration(variant.config)) for variant in folder.plan.variants],
+        configs=[(variant.title, variant.slug, _configuration(variant)) for variant in folder.plan.variants],
         meanings=[(HEADINGS[name], MEANINGS[name]) for name in table.columns if name in MEANINGS],
         sources=_sources(rows),
         css=(ASSETS / "page.css").read_text(encoding="utf-8"),
@@ -130,8 +130,11 @@ def _merge_map(path: Path) -> Picture | None:
     return Picture("", "which tokens are destinations, and which were merged into which", uri, width, height, ())
 
 
-def _configuration(config: Any) -> str:
-    return "nothing is merged" if config is None else json.dumps(config.to_dict(), indent=2)
+def _configuration(variant: Variant) -> str:
+    if not variant.saves_time:
+        return "nothing is merged"
+    merging = {} if variant.config is None else variant.config.to_dict()
+    return json.dumps(merging | {each.name: each.settings for each in variant.shortcuts}, indent=2)
 
 
 def _sources(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from toma_diffusion.evaluation.plan import Variant
-from toma_diffusion.evaluation.table import FORMATS, HEADINGS
+from toma_diffusion.evaluation.table import FORMATS, HEADINGS, MEASURED
+from toma_diffusion.metrics import METRICS
 
-LABELS: Mapping[str, str] = {**HEADINGS, "seconds": "Sec/img ↓", "speedup": "Speed-up ↑"}
+LABELS: Mapping[str, str] = {**HEADINGS, "seconds": "Sec/img ↓", "speedup": "Speed-up ↑", "gain": "Gain ↑"}
 DIGITS: Mapping[str, str] = {**FORMATS, "seconds": ".2f"}
 """Headings and formats as in the terminal, with more room for the times."""
 
@@ -27,18 +28,22 @@ class Cell:
 class Line:
     """One variant of a method."""
 
-    ratio: str
+    point: str
+    """What distinguishes it from the others: the ratio; of fewer steps and caches the steps, threshold or interval."""
     cells: tuple[Cell, ...]
+    gain: float | None = None
+    """How many times faster it is."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method, with one line per ratio."""
+    """A method, with one line per ratio, number of steps, threshold or interval."""
 
     name: str
     settings: str
-    """Settings other than the ratio. They distinguish methods of the same name."""
-    is_merged: bool
+    """Settings other than that. They distinguish methods of the same name."""
+    saves_time: bool
+    """Whether it is anything but the model as it is."""
     lines: tuple[Line, ...]
 
     @property
@@ -55,23 +60,34 @@ class PaperTable:
     """Names of the columns that are not empty."""
     headings: tuple[str, ...]
     methods: tuple[Method, ...]
+    time_of: str = ""
+    """The large model for which gains were computed. Empty: they were measured."""
 
 
 def paper_table(variants: Sequence[Variant], rows: Sequence[Mapping[str, str]]) -> PaperTable:
-    """The table for these rows, one per variant."""
-    columns = tuple(name for name in (*list(HEADINGS)[2:], "seconds", "speedup") if any(row[name] for row in rows))
-    lines = [Line(row["ratio"], tuple(_cell(name, row[name]) for name in columns)) for row in rows]
-    merged = [variant.config is not None for variant in variants]
-    for ratio in {line.ratio for line, is_merged in zip(lines, merged, strict=True) if is_merged}:
-        rivals = [index for index, line in enumerate(lines) if merged[index] and line.ratio == ratio]
+    """The table for these rows, one per variant. Those of older runs have no gain."""
+    computed = {row.get("gain_source", "") for row in rows} - {"", MEASURED}
+    names = (*METRICS, "seconds", "speedup", *(["gain"] if computed else []))
+    columns = tuple(name for name in names if any(row.get(name) for row in rows))
+    lines = [
+        Line(
+            variant.point,
+            tuple(_cell(name, row[name]) for name in columns),
+            _number(row.get("gain", "") if computed else row["speedup"]),
+        )
+        for variant, row in zip(variants, rows, strict=True)
+    ]
+    is_merged = [variant.config is not None and not variant.shortcuts for variant in variants]
+    for ratio in {line.point for line, merged in zip(lines, is_merged, strict=True) if merged}:
+        rivals = [index for index, line in enumerate(lines) if is_merged[index] and line.point == ratio]
         for index, line in zip(rivals, _mark([lines[index] for index in rivals], columns), strict=True):
             lines[index] = line
     methods: dict[tuple[str, str], Method] = {}
     for variant, line in zip(variants, lines, strict=True):
-        key = variant.name, ", ".join(f"{name}={value}" for name, value in variant.asked_for.items())
-        known = methods.get(key, Method(*key, variant.config is not None, ()))
-        methods[key] = replace(known, lines=(*known.lines, line))
-    return PaperTable(columns, tuple(LABELS[name] for name in columns), tuple(methods.values()))
+        known = methods.get(variant.family, Method(*variant.family, variant.saves_time, ()))
+        methods[variant.family] = replace(known, lines=(*known.lines, line))
+    headings = tuple(LABELS[name] for name in columns)
+    return PaperTable(columns, headings, tuple(methods.values()), "".join(sorted(computed)))
 
 
 def is_better_low(column: str) -> bool:
@@ -80,8 +96,12 @@ def is_better_low(column: str) -> bool:
 
 
 def _cell(column: str, text: str) -> Cell:
-    value = float(text) if text else None
+    value = _number(text)
     return Cell("–" if value is None else format(value, DIGITS[column]), value)
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
 
 
 def _mark(lines: list[Line], columns: Sequence[str]) -> list[Line]:

@@ -1,0 +1,94 @@
+"""Draw gain in time against LPIPS, one line a method, from the rows of quality.py: the plots of docs/quality.md.
+
+    python benchmarks/plot_quality.py [--rows benchmarks/results/quality_bundled.csv --output docs/front_bundled.svg]
+
+Every number of steps is a panel. The file follows the reader's light or dark colours; a .png is for looking at it.
+"""
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from toma_diffusion.evaluation import Variant
+from toma_diffusion.report.front import Curves, Point, draw
+
+ROOT = Path(__file__).parents[1]
+MODELS = ("bundled", "4step", "flux")
+"""What the files of rows and of plots are named after."""
+RUNS = ("steps", "caches", "presets")
+"""The parts of quality.py that are shown: what a user would choose between."""
+INK, LIGHT, DARK = "#010203", "#1f2328", "#e6edf3"
+"""A placeholder for the colour of text, and that colour on light and on dark pages."""
+STYLE = f"<style>svg {{ color: {LIGHT} }} @media (prefers-color-scheme: dark) {{ svg {{ color: {DARK} }} }}</style>"
+Row = dict[str, str]
+
+
+def curves_of(rows: list[Row]) -> Curves:
+    """Points by the title of their line. Rows without a gain, and images that did not change, are left out."""
+    curves: dict[str, list[Point]] = {}
+    for row in rows:
+        variant = Variant.from_dict(json.loads(row["variant"]))
+        if row["run"] in RUNS and row["gain"] and row["lpips"] and float(row["lpips"]):
+            title = ", ".join(filter(None, variant.family))
+            curves.setdefault(title, []).append(Point(float(row["gain"]), float(row["lpips"]), variant.point))
+    return curves
+
+
+def figure_of(rows: list[Row]) -> Figure:
+    """A panel for every number of steps, and one legend."""
+    panels = sorted({int(row["steps"]) for row in rows})
+    titles = list(dict.fromkeys(curves_of(rows)))
+    figure = Figure(figsize=(3.6 * len(panels) + 2.2, 3.9), layout="constrained")
+    figure.patch.set_alpha(0)
+    axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, steps in zip(axes, panels, strict=True):
+        found = curves_of([row for row in rows if int(row["steps"]) == steps])
+        axis.patch.set_alpha(0)
+        draw(axis, {title: found.get(title, ()) for title in titles}, INK)
+        axis.set_title(f"{steps} steps")
+        axis.label_outer()
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
+    return figure
+
+
+def write(figure: Figure, path: Path) -> None:
+    """As SVG in the colours of the page, or as a picture in those of a light one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix != ".svg":
+        figure.savefig(path, dpi=110, facecolor="white")
+        return
+    figure.savefig(path, metadata={"Date": None, "Creator": None})
+    head, svg, rest = path.read_text(encoding="utf-8").partition("<svg")
+    opening, bracket, content = rest.replace(INK, "currentColor").partition(">")
+    path.write_text(head + svg + opening + bracket + STYLE + content, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path, help="default: those of every model that has any")
+    parser.add_argument("--output", type=Path, help="with --rows: a .svg or .png file")
+    options = parser.parse_args()
+    jobs = [(options.rows, options.output or options.rows.with_suffix(".svg"))] if options.rows else []
+    if not jobs:
+        results, docs = ROOT / "benchmarks" / "results", ROOT / "docs"
+        jobs = [(results / f"quality_{model}.csv", docs / f"front_{model}.svg") for model in MODELS]
+    inks = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+    for source, output in jobs:
+        if not source.exists():
+            print(f"Left out: there are no rows in {source.name}")
+            continue
+        with source.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": output.stem, "font.size": 9, **inks}):
+            write(figure_of(rows), output)
+        print(f"Wrote {output.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Write the relative costs of steps, with which `toma eval --time-of` computes gains, from the rows of real sizes.
+
+    python benchmarks/step_costs.py
+
+The file is src/toma_diffusion/experiments/step_costs.csv. A test holds it to the rows.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from toma_diffusion.core.schedule import Schedule
+from toma_diffusion.experiments.costs import FILE, MERGED, SKIPPED, TIME_SETTINGS, StepCost
+from toma_diffusion.experiments.shortcuts.deepcache import DeepCache
+from toma_diffusion.methods import METHODS
+
+RESULTS = Path(__file__).with_name("results")
+SOURCES = ("denoiser_h200.csv", "methods_h200.csv")
+GROUPS: dict[str, dict[str, str]] = {
+    "sdxl": {"model": "sdxl", "resolution": "1024x1024", "mode": "graph", "compile": "block", "cache": ""},
+    "flux": {"model": "flux", "resolution": "1024x1024", "mode": "compiled", "compile": "block"},
+}
+"""Which rows count: the kernels alone on SDXL, and what a user gets on Flux, where launches take no time."""
+BLOCKS = {"sdxl": 70, "flux": 57}
+SMALLEST_GRID = {"sdxl": 1024, "flux": 4096}
+"""Tokens of the smallest grid that is merged at that resolution."""
+NOT_METHODS = ("baseline", "lower-bound", "floor")
+Row = dict[str, str]
+
+
+def rows_of(model: str) -> list[Row]:
+    """The rows of that model, from both files, each once."""
+    found: dict[tuple[str, ...], Row] = {}
+    for source in SOURCES:
+        with (RESULTS / source).open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if GROUPS[model].items() <= row.items() and not row["pipeline_s"]:
+                    found[tuple(row.values())] = row
+    return list(found.values())
+
+
+def merged_cost(model: str, row: Row) -> StepCost:
+    """What a merged step costs, of a row that may merge in some of its steps only."""
+    settings: dict[str, Any] = json.loads(row["settings"])
+    steps = int(row["steps"])
+    schedule = Schedule(window=tuple(settings.get("window", (0.0, 1.0))))
+    inside = sum(schedule.action(step, steps) is not None for step in range(steps)) / steps
+    mean = float(row["step_ms"]) / float(row["baseline_ms"])
+    extras = {name: settings[name] for name in TIME_SETTINGS if name in settings}
+    return StepCost(
+        model=model,
+        kind=MERGED,
+        method=row["method"] if row["method"] in METHODS else "toma",
+        preset=row["method"],
+        scope=row["scope"],
+        assign=row["assign"],
+        is_hard=row["assign"] == "global" and settings.get("scale") == "inf",
+        ratio=float(row["ratio"]),
+        leaves_grids=settings.get("min_tokens", 0) > SMALLEST_GRID[model],
+        merged_blocks=round(1 - len(settings.get("skip_blocks", ())) / BLOCKS[model], 4),
+        extras=json.dumps(extras, sort_keys=True),
+        share=round((mean - (1 - inside)) / inside, 4),
+        source=row["commit"],
+    )
+
+
+def skipped_costs(model: str, rows: list[Row]) -> Iterator[StepCost]:
+    """What a step costs that the first-block cache skips, from the time without a hit and with some."""
+    alone = [row for row in rows if row["cache"] and row["method"] == "baseline"]
+    whole = [float(row["step_ms"]) for row in alone if not float(row["cache_hits"])]
+    for row in alone:
+        hits = float(row["cache_hits"])
+        if hits and whole:
+            share = (float(row["step_ms"]) / median(whole) - (1 - hits)) / hits
+            yield StepCost(
+                model=model, kind=SKIPPED, method="first-block-cache", share=round(share, 4), source=row["commit"]
+            )
+
+
+def deepcache_costs(model: str) -> Iterator[StepCost]:
+    """What a step costs that DeepCache skips."""
+    path = RESULTS / "deepcache_h200.csv"
+    if not path.exists():
+        return
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["model"] == model:
+                name = DeepCache(branch=int(row["branch"])).skipped_step
+                share = float(row["skipped_ms"]) / float(row["whole_ms"])
+                yield StepCost(model=model, kind=SKIPPED, method=name, share=round(share, 4), source=row["commit"])
+
+
+def costs() -> list[StepCost]:
+    """Of all models. Several rows of the same are kept: their median counts."""
+    found = []
+    for model in GROUPS:
+        rows = rows_of(model)
+        merged = [row for row in rows if not row["cache"] and row["method"] not in NOT_METHODS]
+        found += sorted((merged_cost(model, row) for row in merged), key=lambda cost: (cost.preset, cost.ratio))
+        found += [*skipped_costs(model, rows), *deepcache_costs(model)]
+    return found
+
+
+def as_csv() -> str:
+    """The file's text."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(StepCost)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(cost) for cost in costs())
+    return text.getvalue()
+
+
+if __name__ == "__main__":
+    FILE.write_text(as_csv(), encoding="utf-8")
+    print(f"Wrote {FILE}")

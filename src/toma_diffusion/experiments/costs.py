@@ -1,0 +1,160 @@
+"""What a generation costs on a large model, computed from measured steps, for a small model that stands for it.
+
+A small model is too fast to show what merging saves on a large one. Its images are compared at the time that the same
+settings take there: each step costs a share of a whole step, from rows of `toma bench` (step_costs.csv).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from toma_diffusion.config import Config
+from toma_diffusion.core.schedule import Schedule
+from toma_diffusion.errors import UsageError
+from toma_diffusion.experiments.shortcuts import FewerSteps, Shortcut
+from toma_diffusion.methods import method_of
+
+FILE = Path(__file__).with_name("step_costs.csv")
+"""Written by benchmarks/step_costs.py from the rows in benchmarks/results."""
+MERGED, SKIPPED = "merged", "skipped"
+"""Kinds of steps."""
+TIME_SETTINGS = ("unmerge", "sites", "num_plans", "size_aware_attention", "norm_preserving")
+"""Settings that change the time of a step. The regions, how destinations are chosen and how often cost far less."""
+MODELS_OF_LIKE_BLOCKS = ("flux",)
+"""Models whose blocks cost about the same each, so that half of them merged saves half. Those of a UNet do not: they
+are of several grids."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a step of one kind costs: a merged one, or one that a cache skips."""
+
+    model: str
+    kind: str
+    method: str
+    """`toma`, `tomesd`, `tofu`, `todo`, or of a skipped step the cache."""
+    preset: str = ""
+    scope: str = ""
+    assign: str = ""
+    is_hard: bool = False
+    """Whether the assignment is an index. It counts only for a global one."""
+    ratio: float = 0.0
+    leaves_grids: bool = False
+    """Whether `min_tokens` leaves the smaller grids whole."""
+    merged_blocks: float = 1.0
+    """The share of the blocks that are merged."""
+    extras: str = "{}"
+    """Those of `TIME_SETTINGS` that differ from the defaults, as JSON."""
+    share: float = 1.0
+    """Of the time of a whole step."""
+    source: str = ""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, str]) -> StepCost:
+        """From a row of the file."""
+        return cls(
+            **{
+                name: row[name] for name in ("model", "kind", "method", "preset", "scope", "assign", "extras", "source")
+            },
+            is_hard=row["is_hard"] == "True",
+            ratio=float(row["ratio"]),
+            leaves_grids=row["leaves_grids"] == "True",
+            merged_blocks=float(row["merged_blocks"]),
+            share=float(row["share"]),
+        )
+
+
+class StepCosts:
+    """Those of one model."""
+
+    def __init__(self, model: str, costs: Sequence[StepCost]) -> None:
+        self.model = model
+        self.costs = tuple(costs)
+
+    @classmethod
+    def load(cls, model: str, path: Path = FILE) -> StepCosts:
+        """From the file of this package, or another of the same columns."""
+        with path.open(newline="", encoding="utf-8") as file:
+            costs = [StepCost.from_row(row) for row in csv.DictReader(file)]
+        known = sorted({cost.model for cost in costs})
+        if model not in known:
+            raise UsageError(f"there are no measured steps of {model!r}: use one of {', '.join(known)}.")
+        return cls(model, [cost for cost in costs if cost.model == model])
+
+    def gain(
+        self,
+        steps: int,
+        *,
+        preset: str = "",
+        config: Config | None = None,
+        shortcuts: Sequence[Shortcut] = (),
+        skipped: float = 0.0,
+        blocks: int = 0,
+    ) -> float | None:
+        """How many times faster than all steps as they are; None if a step that it needs has not been measured.
+
+        Args:
+            steps: of the run, with nothing saved.
+            preset: its name. Rows of the same preset are preferred.
+            config: of merging.
+            shortcuts: fewer steps, or a cache.
+            skipped: the share of the steps that the cache skipped.
+            blocks: transformer blocks of the small model, to tell which share of them `skip_blocks` leaves.
+        """
+        left = steps
+        for shortcut in shortcuts:
+            left = shortcut.steps_of(left)
+        schedule = None if config is None else Schedule.from_config(config)
+        inside = sum(schedule.action(step, left) is not None for step in range(left)) if schedule else 0
+        merged = self._merged(preset, config, blocks) if config is not None and inside else 1.0
+        caches = [shortcut for shortcut in shortcuts if not isinstance(shortcut, FewerSteps)]
+        if caches and skipped and 0 < inside < left:
+            return None  # nobody knows whether the skipped steps are merged ones
+        skipping = self._skipped(caches[0]) if caches and skipped else 1.0
+        if merged is None or skipping is None:
+            return None
+        computed = (inside * merged + (left - inside)) / left
+        return steps / (left * ((1 - skipped) * computed + skipped * skipping))
+
+    def _merged(self, preset: str, config: Config, blocks: int) -> float | None:
+        """The share of a whole step that a merged one takes."""
+        wanted = identity(config)
+        found = [cost for cost in self.costs if cost.kind == MERGED and _matches(cost, wanted)]
+        found = [cost for cost in found if cost.preset == preset] or found
+        own = 1 - len(config.skip_blocks) / blocks if blocks else 1.0
+        exact = [cost.share for cost in found if abs(cost.merged_blocks - own) < 0.005]
+        if exact:
+            return median(exact)
+        if found and self.model in MODELS_OF_LIKE_BLOCKS:
+            return 1 - own * median((1 - cost.share) / cost.merged_blocks for cost in found)
+        return None
+
+    def _skipped(self, cache: Shortcut) -> float | None:
+        """The share of a whole step that a skipped one takes, or a little more."""
+        found = [cost.share for cost in self.costs if cost.kind == SKIPPED and cost.method == cache.skipped_step]
+        return median(found) if found else None
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """The fields of a `StepCost` that a configuration decides, but for the blocks."""
+    values, defaults = config.to_dict(), type(config)().to_dict()
+    extras = {name: values[name] for name in TIME_SETTINGS if name in values and values[name] != defaults[name]}
+    return {
+        "method": method_of(config).name,
+        "scope": config.scope,
+        "assign": config.assign,
+        "is_hard": config.assign == "global" and values.get("scale") == "inf",
+        "ratio": config.ratio,
+        "leaves_grids": bool(values.get("min_tokens")),
+        "extras": json.dumps(extras, sort_keys=True),
+    }
+
+
+def _matches(cost: StepCost, wanted: Mapping[str, Any]) -> bool:
+    return all(getattr(cost, name) == value for name, value in wanted.items())

@@ -1,0 +1,84 @@
+"""Gain in time against distance from the original image: one line per method, and the front of the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+COLORS = ("#2b7fd4", "#d9622b", "#2a9d6f", "#b04fc4", "#c43b52", "#8a7a1f", "#2f9fb3", "#7d6ad6")
+MARKERS = "os^DvPXh"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method at one setting."""
+
+    gain: float
+    """How many times faster than the model as it is."""
+    distance: float
+    """LPIPS. Lower is nearer."""
+    label: str = ""
+    """The ratio, the steps, the threshold or the interval."""
+
+
+Curves = Mapping[str, Sequence[Point]]
+"""Points by the title of their method."""
+
+
+def front(points: Iterable[Point]) -> list[Point]:
+    """Those that no other point beats in both, from the slowest to the fastest. A gain below 1 is none."""
+    best: list[Point] = []
+    for point in sorted(points, key=lambda each: (-each.gain, each.distance)):
+        if point.gain > 1 and (not best or point.distance < best[-1].distance):
+            best.append(point)
+    return best[::-1]
+
+
+def style_of(index: int) -> dict[str, Any]:
+    """Colour and marker of the curve at that place, both again after eight; the second eight are dotted."""
+    return {
+        "color": COLORS[index % len(COLORS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": "-" if index < len(COLORS) else ":",
+    }
+
+
+def draw(axis: Any, curves: Curves, ink: str) -> None:
+    """Draw all curves, and the front in the colour of the text, on axes of matplotlib."""
+    for index, (title, points) in enumerate(curves.items()):
+        ordered = sorted(points, key=lambda point: (point.gain, point.distance))
+        x, y = [point.gain for point in ordered], [point.distance for point in ordered]
+        axis.plot(x, y, markersize=5, linewidth=1.3, label=title, **style_of(index))
+        for point in ordered[-1:]:  # labels at all points would overlap
+            where = (point.gain, point.distance)
+            style = {"fontsize": 7, "color": style_of(index)["color"]}
+            axis.annotate(point.label, where, xytext=(5, -2), textcoords="offset points", **style)
+    best = front(point for points in curves.values() for point in points)
+    axis.plot(
+        [point.gain for point in best],
+        [point.distance for point in best],
+        color=ink,
+        linestyle="--",
+        linewidth=1.2,
+        alpha=0.7,
+        zorder=0,
+    )
+    axis.set_yscale("log")
+    axis.axvline(1, color=ink, linestyle=":", linewidth=1)
+    axis.set(xlabel="gain in time, × (right is faster)", ylabel="LPIPS (down is closer)")
+    axis.margins(0.06)
+    axis.grid(color=ink, alpha=0.12, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def describe(curves: Curves) -> str:
+    """The plot in words."""
+    best = front(point for points in curves.values() for point in points)
+    of_best = [
+        f"{title} {point.label} ({point.gain:.2f}× at {point.distance:.3g})"
+        for point in best
+        for title, points in curves.items()
+        if point in points
+    ]
+    return f"LPIPS against the gain in time. The front: {', '.join(of_best)}."
