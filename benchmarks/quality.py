@@ -382,6 +382,14 @@ def write_gains(name: str, options: argparse.Namespace) -> int:
     return 0
 
 
+def share_of(text: str) -> tuple[int, int]:
+    """`2/8` as two numbers."""
+    found = numbers("share", text.replace("/", ","), int)
+    if len(found) != 2 or not 1 <= found[0] <= found[1]:
+        raise UsageError(f"share {text!r} is not allowed: give 2/8 for the second of eight.")
+    return found[0], found[1]
+
+
 def plan(model: Any, setup: Setup, options: argparse.Namespace) -> Iterator[tuple[int, list[tuple[str, Variant]]]]:
     """For every number of steps the variants with their parts. Says what is left out, once."""
     said = set()
@@ -397,7 +405,7 @@ def plan(model: Any, setup: Setup, options: argparse.Namespace) -> Iterator[tupl
                 if reason not in said:
                     print(f"Left out: {run}: {reason}", flush=True)
                     said.add(reason)
-        number, count = numbers("share", options.share.replace("/", ","), int)
+        number, count = share_of(options.share)
         yield steps, found[number - 1 :: count]
 
 
