@@ -65,6 +65,8 @@ RATIOS, HALF = (0.25, 0.5, 0.75), (0.5,)
 EVERY_STEP = "select_every=1;reweigh_every=1"
 FAST = f"fast:{EVERY_STEP}"
 """What the sweeps change: runs of blocks merged together, everything chosen in every step."""
+BEFORE = "fast:num_regions=64;distance_weight=0;guidance_parts=1;select_every=10;reweigh_every=5"
+"""`fast` as it was before its regions were sized in tokens and its plans shared by both halves of guidance."""
 GAINS = (1.15, 1.25, 1.43, 1.67, 2.0, 2.5)
 """How many times fewer steps are tried."""
 
@@ -200,7 +202,7 @@ PARTS: Mapping[str, Part] = {
     "caches": Part(caches, at_all_steps=True),
     "presets": Part(
         lambda at: [
-            *("balanced", "fast", FAST, "toma", "toma:scale=1000", "toma-stripe", "toma-tile", "toma-once"),
+            *("balanced", "fast", BEFORE, "toma", "toma:scale=1000", "toma-stripe", "toma-tile", "toma-once"),
             *("tomesd", "tofu", "todo"),
         ],
         RATIOS,
@@ -382,6 +384,14 @@ def write_gains(name: str, options: argparse.Namespace) -> int:
     return 0
 
 
+def share_of(text: str) -> tuple[int, int]:
+    """`2/8` as two numbers."""
+    found = numbers("share", text.replace("/", ","), int)
+    if len(found) != 2 or not 1 <= found[0] <= found[1]:
+        raise UsageError(f"share {text!r} is not allowed: give 2/8 for the second of eight.")
+    return found[0], found[1]
+
+
 def plan(model: Any, setup: Setup, options: argparse.Namespace) -> Iterator[tuple[int, list[tuple[str, Variant]]]]:
     """For every number of steps the variants with their parts. Says what is left out, once."""
     said = set()
@@ -397,7 +407,7 @@ def plan(model: Any, setup: Setup, options: argparse.Namespace) -> Iterator[tupl
                 if reason not in said:
                     print(f"Left out: {run}: {reason}", flush=True)
                     said.add(reason)
-        number, count = numbers("share", options.share.replace("/", ","), int)
+        number, count = share_of(options.share)
         yield steps, found[number - 1 :: count]
 
 

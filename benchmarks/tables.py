@@ -7,10 +7,13 @@ A page says where a table stands, and this file what is in it, one function a na
 """
 
 import csv
+import json
 import re
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
+
+from toma_diffusion.evaluation import Variant
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -38,6 +41,9 @@ HEADLINE_SETTINGS = {
     "`todo`": ("0.75",),
 }
 """Its rows: the default first, then from fast to slow, then other methods."""
+HEADLINE_STEPS = "20"
+HEADLINE_CHANGES = ("", "scale=1000.0")
+"""Of the demo model's images."""
 NOTES = {"`balanced`": "default", "`toma`, `scale=1000`": "the paper's softmax"}
 MISSING = "—"
 """Where there is no row for a cell."""
@@ -57,7 +63,9 @@ def headline_table() -> str:
         )
     )
     quality = {
-        (_label_of_quality(row), row["ratio"]): row for row in read("quality_bundled.csv") if row["run"] == "presets"
+        (_label_of_quality(row), row["ratio"]): row
+        for row in read("quality_bundled.csv")
+        if (row["run"], row["steps"]) == ("presets", HEADLINE_STEPS) and row["changed"] in HEADLINE_CHANGES
     }
     speed = {name: _newest(group) for name, group in HEADLINE_MODELS.items()}
     for label, ratios in HEADLINE_SETTINGS.items():
@@ -234,6 +242,38 @@ def quality_table(*runs: str) -> str:
     return "\n".join(lines)
 
 
+def equal_time_table(runs: list[str], model: str, steps: str) -> str:
+    """Rows of a demo model at one number of steps: gain in time, and distance from the model's own images."""
+    figures = {"gain": ("gain", 2), "lpips": ("LPIPS", 4), "psnr": ("PSNR, dB", 1), "ssim": ("SSIM", 3)}
+    rows = [row for row in read(f"quality_{model}.csv") if row["run"] in runs and row["steps"] == steps]
+    if not rows:
+        raise ValueError(f"quality_{model}.csv has no rows of {' or '.join(runs)} at {steps} steps.")
+    common = _common_changes(rows)
+    lines = _head(" | ".join(["", "setting", *(title for title, _ in figures.values())]))
+    for row in rows:
+        variant = Variant.from_dict(json.loads(row["variant"]))
+        cells = [_figure(row[name], digits) for name, (_, digits) in figures.items()]
+        cells[0] += "×" if cells[0] else ""
+        lines.append("| " + " | ".join([_title(variant, row, common), variant.point, *cells]) + " |")
+    if common:
+        lines.append(f"\nAll with {', '.join(f'`{part}`' for part in common)}.")
+    return "\n".join(lines)
+
+
+def quality_facts(model: str) -> str:
+    """What the rows of a demo model were measured on, and for which large model its gains were computed."""
+    rows = read(f"quality_{model}.csv")
+
+    def of(name: str) -> str:
+        return ", ".join(sorted({row[name] for row in rows if row[name]}))
+
+    return (
+        f"{of('images')} prompts, guidance {of('guidance') or 'of the pipeline'}, {of('dtype')}, {of('gpu')}, "
+        f"torch {of('torch')}, diffusers {of('diffusers')}, commits {of('commit')}. "
+        f"Gains are those of {of('gain_source')}."
+    )
+
+
 def facts() -> str:
     """The machine, the versions and the commits of all rows."""
     rows = [row for name in FILES for row in read(name)]
@@ -253,7 +293,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "operators": operator_table,
     "facts": facts,
 }
-"""What a page may name. `quality of presets and unseen` is `quality_table("presets", "unseen")`."""
+"""What a page may name, besides `quality of presets and unseen`, `quality of steps and presets on bundled at 20 steps`
+and `quality facts of bundled`, which is the model in the name of the rows' file."""
+EQUAL_TIME = re.compile(r"quality of (.+) on (\S+) at (\d+) steps")
 
 
 def rewritten(page: str) -> str:
@@ -265,7 +307,11 @@ def rewritten(page: str) -> str:
 
 def _filled_in(marked: re.Match[str]) -> str:
     name = marked[2]
-    if name.startswith("quality of "):
+    if at := EQUAL_TIME.fullmatch(name):
+        text = equal_time_table(at[1].split(" and "), at[2], at[3])
+    elif name.startswith("quality facts of "):
+        text = quality_facts(name.removeprefix("quality facts of "))
+    elif name.startswith("quality of "):
         text = quality_table(*name.removeprefix("quality of ").split(" and "))
     elif name in TABLES:
         text = TABLES[name]()
@@ -318,6 +364,23 @@ def _changes(row: Row) -> str:
     if row["run"] in ("settings", "together"):
         return ", ".join(f"`{part}`" for part in parts if part not in BASE_OF_SETTINGS) or "nothing"
     return ", ".join(f"`{part}`" for part in (row["method"], *parts))
+
+
+def _common_changes(rows: list[Row]) -> list[str]:
+    """Fields that all rows of a table have changed in the same way."""
+    first, *others = [row["changed"].split("; ") for row in rows]
+    return [part for part in first if others and part and all(part in other for other in others)]
+
+
+def _title(variant: Variant, row: Row, common: list[str]) -> str:
+    """What is merged and what else saves time, without what is common to the table and without the row's number."""
+    if not variant.saves_time:
+        return variant.name
+    if variant.config is None:
+        return ", ".join(f"`{part}`" for part in variant.family if part)
+    own = [part for part in row["changed"].split("; ") if part and part not in common]
+    merging = ", ".join(f"`{part}`" for part in (variant.name, *own))
+    return " + ".join([merging, *(f"`{shortcut.text}`" for shortcut in variant.shortcuts)])
 
 
 def _figure(value: str, digits: int) -> str:

@@ -6,6 +6,9 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from tiny import sdxl_unet
+
+from toma_diffusion.evaluation.variants import UNMERGED, VariantSpec, variants_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -90,6 +93,48 @@ def test_the_default_stands_first_and_every_speed_has_its_quality(tables):
     for row in (first, *others):
         assert any("×" in cell for cell in row[2:-2])
         assert all(float(cell) for cell in row[-2:])
+
+
+class TestEqualTime:
+    @pytest.fixture
+    def rows(self, tables, tmp_path, monkeypatch):
+        """Rows as quality.py writes them, of a model that is called `tiny`."""
+        quality = importlib.import_module("quality")
+        at = quality.Rows(tmp_path / "quality_tiny.csv")
+        common = {"steps": "20", "images": "32", "guidance": "4", "gpu": "a GPU", "commit": "abc"}
+        methods = (
+            "steps:16",
+            "fast:select_every=1;scale=inf",
+            "fast:select_every=1+steps:16",
+            "toma-tile:select_every=1",
+        )
+        found = [VariantSpec.parse(text) for text in methods]
+        variants = [*UNMERGED, *variants_of(sdxl_unet(), found, [0.5])]
+        runs = ["reference"] * 2 + ["steps"] + ["presets"] * 3
+        for run, variant in zip(runs, variants, strict=True):
+            row = quality.row_of(run, variant, common)
+            at.add(row | {"lpips": "0.1234", "gain": "1.45", "gain_source": "sdxl"})
+        monkeypatch.setattr(tables, "RESULTS", tmp_path)
+
+    def test_a_table_at_one_number_of_steps(self, tables, rows):
+        text = tables.rewritten("<!-- rows: quality of steps and presets on tiny at 20 steps -->\n<!-- end -->")
+        assert "| `fewer steps` | 16 | 1.45× | 0.1234 |  |  |" in text
+        assert "| `fast`, `select_every=1`, `scale=inf` | 0.5 | 1.45× | 0.1234 |  |  |" in text
+        assert "| `fast`, `select_every=1` + `steps:16` | 0.5 |" in text
+
+    def test_what_all_rows_share_is_said_once(self, tables, rows):
+        text = tables.rewritten("<!-- rows: quality of presets on tiny at 20 steps -->\n<!-- end -->")
+        assert "All with `select_every=1`." in text
+        assert "| `toma-tile` | 0.5 |" in text
+
+    def test_facts(self, tables, rows):
+        text = tables.rewritten("<!-- rows: quality facts of tiny -->\n<!-- end -->")
+        assert "32 prompts, guidance 4," in text
+        assert "Gains are those of sdxl." in text
+
+    def test_a_table_without_rows_is_an_error(self, tables, rows):
+        with pytest.raises(ValueError, match=r"quality_tiny\.csv has no rows of caches at 20 steps"):
+            tables.rewritten("<!-- rows: quality of caches on tiny at 20 steps -->\n<!-- end -->")
 
 
 class TestRewritten:
