@@ -187,13 +187,13 @@ def where_and_when(at: Conditions) -> list[str]:
     ]
 
 
-def rotation(at: Conditions) -> list[str]:
-    """Other destinations in the next block, and in the next step."""
+def sharing(at: Conditions) -> list[str]:
+    """Weights for every run of blocks, or for all blocks of a kind."""
     return [
-        f"{preset}:{EVERY_STEP};num_plans={plans};rotation={rotation}"
-        for preset in ("fast", "toma-once")
-        for plans in (1, 2, 4)
-        for rotation in (0, 0.3, 1)
+        f"{preset};region_tokens={tokens};share_weights={blocks}"
+        for preset in (FAST, f"toma-once:{EVERY_STEP}")
+        for tokens in (16, 64, 256)
+        for blocks in ("kind", "run")
     ]
 
 
@@ -214,7 +214,7 @@ PARTS: Mapping[str, Part] = {
     "guidance": Part(guidance, RATIOS),
     "attention": Part(attention, RATIOS),
     "where and when": Part(where_and_when),
-    "rotation": Part(rotation),
+    "sharing": Part(sharing),
 }
 REFERENCE = "reference"
 """The part with the model as it is and its noise floor, which is always there."""

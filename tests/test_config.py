@@ -56,11 +56,7 @@ WRONG = [
     ("guidance_parts", 1.5),
     ("size_aware_attention", 1),
     ("norm_preserving", "yes"),
-    ("num_plans", 0),
-    ("num_plans", 1.5),
-    ("rotation", -0.1),
-    ("rotation", math.inf),
-    ("rotation", "much"),
+    ("share_weights", "block"),
     ("backend", "cuda"),
 ]
 

@@ -119,7 +119,7 @@ class TestCells:
 
     def test_bounds_follow_the_method_and_are_shared(self):
         model = build("sd15", small=True, device=CPU).model
-        texts = ("toma", "toma:select_every=2", "toma:rotation=0.3", "toma-tile", "fast")
+        texts = ("toma", "toma:select_every=2", "toma:reweigh_every=2", "toma-tile", "fast")
         methods = [MethodSpec.parse(text) for text in texts]
         toma, often, rotating, tile, fast = compare(model, methods, [0.5], [], bounds=BOUNDS)
         assert toma.lower_bound == often.lower_bound == rotating.lower_bound != tile.lower_bound

@@ -56,7 +56,7 @@ class TestMerging:
         [
             changed(ratio=0.3),
             changed(scope="block"),
-            changed(num_plans=2),
+            changed(share_weights="kind"),
             changed(unmerge="pseudo-inverse"),
             changed(skip_blocks=(0,)),
             ToDoConfig(),

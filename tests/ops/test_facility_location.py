@@ -165,26 +165,3 @@ class TestHostileInput:
     def test_wrong_shape(self):
         with pytest.raises(ValueError, match=r"similarity has shape \[8, 8\]"):
             facility_location(torch.ones(8, 8), 2)
-
-    def test_wrong_favour(self):
-        with pytest.raises(ValueError, match=r"gain_scale has shape \[1, 7\]; it must be \[1, 8\]"):
-            facility_location(torch.ones(1, 8, 8), 2, torch.ones(1, 7))
-
-
-class TestFavour:
-    def test_equal_favour_changes_nothing(self):
-        similarity = cosine_similarity(torch.randn(3, 20, 6))
-        assert torch.equal(
-            facility_location(similarity, 9, torch.full(similarity.shape[:2], 0.5)), facility_location(similarity, 9)
-        )
-
-    def test_it_decides_between_equals(self):
-        gain_scale = torch.tensor([[0.5, 1.0, 0.9]])
-        assert facility_location(torch.ones(1, 3, 3), 1, gain_scale).tolist() == [[1]]
-
-    def test_a_far_better_candidate_is_taken_all_the_same(self):
-        """Token 0 stands for all of them, the others for themselves alone."""
-        similarity = torch.eye(5) * 2 - 1
-        similarity[0] = 1.0
-        gain_scale = torch.tensor([[0.5, 1.0, 1.0, 1.0, 1.0]])
-        assert facility_location(similarity[None], 1, gain_scale).tolist() == [[0]]

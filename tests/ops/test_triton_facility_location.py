@@ -23,11 +23,11 @@ def keep_in(monkeypatch):
     return keep
 
 
-def assert_greedy(similarity, picks, gain_scale=1.0, least=LEAST_COSINE):
+def assert_greedy(similarity, picks, least=LEAST_COSINE):
     """Every pick has the largest gain that was left to it, but for rounding."""
     coverage = torch.full_like(similarity[:, 0], least)  # [G, m]
     for pick in picks.T:
-        gains = gain_scale * (similarity - coverage[:, None]).clamp_min(0).sum(dim=-1)
+        gains = (similarity - coverage[:, None]).clamp_min(0).sum(dim=-1)
         rows = torch.arange(len(pick), device=pick.device)
         assert (gains[rows, pick] >= gains.amax(dim=-1) - 1e-4).all()
         coverage = torch.maximum(coverage, similarity[rows, pick])
@@ -88,28 +88,12 @@ def test_parts_choose_together_and_distance_counts(case, weight, where, keep_in)
     torch.testing.assert_close(1 - measured, similarity, rtol=1e-5, atol=1e-5)
 
 
-@every_case
-@where
-def test_gains_are_multiplied_by_what_is_favoured(case, where, keep_in):
-    keep_in(where)
-    tokens, regions = tokens_and_regions(case, torch.float32)
-    if regions.size > LARGEST_SELECTED:
-        pytest.skip("too large for the kernels")
-    similarity = cosine_similarity(regions.split(tokens))
-    gain_scale = torch.rand(similarity.shape[:2], device=DEVICE) + 0.1
-    picks = kernels.select(tokens, max(1, regions.size // 2), regions.tiling, gain_scale=gain_scale)
-    assert_distinct(picks, max(1, regions.size // 2), regions.size)
-    assert_greedy(similarity, picks, gain_scale)
-
-
-@pytest.mark.parametrize("is_favoured", [False, True])
 @pytest.mark.parametrize(("groups", "candidates", "pictures", "count"), [(3, 20, 1, 20), (1, 9, 4, 5), (2, 70, 1, 35)])
-def test_picks_equal_the_reference_where_nothing_ties(groups, candidates, pictures, count, is_favoured):
+def test_picks_equal_the_reference_where_nothing_ties(groups, candidates, pictures, count):
     similarity = torch.rand(groups, pictures, candidates, candidates, device=DEVICE) * 2 - 1
     similarity = similarity.triu() + similarity.triu(1).mT
-    gain_scale = torch.rand(groups, candidates, device=DEVICE) + 0.1 if is_favoured else None
-    expected = facility_location(similarity.transpose(1, 2).flatten(2), count, gain_scale)
-    picks = kernels.select_by_distances(1 - similarity.flatten(1, 2), count, gain_scale)
+    expected = facility_location(similarity.transpose(1, 2).flatten(2), count)
+    picks = kernels.select_by_distances(1 - similarity.flatten(1, 2), count)
     assert torch.equal(picks, expected)
 
 

@@ -28,6 +28,5 @@ def bounds_of(config: Config) -> tuple[Cell | None, Cell | None]:
         selection="none",
         select_every=DEFAULTS.select_every,
         reweigh_every=DEFAULTS.reweigh_every,
-        rotation=DEFAULTS.rotation,
     )
     return Cell(LOWER_BOUND, lower_bound), Cell(FLOOR, floor)

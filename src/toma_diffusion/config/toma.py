@@ -25,6 +25,7 @@ REGIONS = ("tile", "stripe", "global")
 ASSIGNMENTS = ("local", "global")
 UNMERGES = ("transpose", "pseudo-inverse")
 SCOPES = ("module", "block", "stage")
+SHARERS = ("kind", "run")
 BACKENDS = ("auto", "torch", "triton")
 BOUNDS = ("lower-bound", "floor")
 """Former presets. They turn images into noise; only `toma bench` uses them, as bounds of the time."""
@@ -108,22 +109,17 @@ class ToMAConfig(Config):
     reweigh_every: int = 5
     """Steps between two computations of the merge weights. Higher is faster; a selection always reweighs."""
 
+    share_weights: str = "run"
+    """Which blocks share the merge weights: those of a `run`, such as one `Transformer2DModel` of a UNet, or all of one
+    `kind`, as in the paper. Destinations are always shared by a kind. In a UNet, tokens before and after the middle
+    differ much, and weights of one do not fit the other. Weights for every run cost little time."""
+
     size_aware_attention: bool = False
     """Whether a merged token counts in self-attention as often as the tokens it stands for: the logarithm of their
     number is added to the logit of its key. Closer to the original; attention with a bias is slower on most GPUs."""
 
     norm_preserving: bool = False
     """Whether a merged token has the mean length of its tokens, not the length of their mean, which is shorter."""
-
-    num_plans: int = 1
-    """Number of plans that the blocks of one kind (in `stage` scope: the runs of blocks) use in turn. With 1, as in the
-    paper, the same tokens are destinations in all of them. With more, and `rotation` above 0, other tokens are
-    destinations in the next block. Every plan costs time and memory."""
-
-    rotation: float = 0.0
-    """Makes tokens that were destinations before less likely to be selected again: the gain of a token is multiplied by
-    exp(−rotation) for every time it was a destination in this generation, in any plan of its kind. 0, as in the paper,
-    ignores earlier selections. `random` and `strided` destinations differ from plan to plan in any case."""
 
     backend: str = "auto"
     """Which implementation of the operators runs: `torch`, `triton` (fused kernels, NVIDIA GPUs), or `auto` for the
@@ -134,12 +130,11 @@ class ToMAConfig(Config):
         scale: object = self.scale
         scale = math.inf if scale == "inf" else scale
         self._set("scale", check_number("scale", scale, "a number above 0, or math.inf", lambda x: x > 0))
-        self._set("rotation", check_number("rotation", self.rotation, "0 or more, and finite", _is_finite))
         self._set(
             "distance_weight",
             check_number("distance_weight", self.distance_weight, "0 or more, and finite", _is_finite),
         )
-        for name in ("region_tokens", "select_every", "reweigh_every", "num_plans"):
+        for name in ("region_tokens", "select_every", "reweigh_every"):
             self._set(name, check_integer(name, getattr(self, name), minimum=1))
         if self.num_regions is not None:
             self._set("num_regions", check_integer("num_regions", self.num_regions, minimum=1))
@@ -154,6 +149,7 @@ class ToMAConfig(Config):
             ("assign", ASSIGNMENTS),
             ("unmerge", UNMERGES),
             ("scope", SCOPES),
+            ("share_weights", SHARERS),
             ("backend", BACKENDS),
         ):
             check_one_of(name, getattr(self, name), allowed)
@@ -200,8 +196,8 @@ def _is_finite(value: float) -> bool:
     return 0 <= value < math.inf
 
 
-_PAPER: Mapping[str, Any] = MappingProxyType({"distance_weight": 0.0})
-"""The paper does not look at distances."""
+_PAPER: Mapping[str, Any] = MappingProxyType({"distance_weight": 0.0, "share_weights": "kind"})
+"""The paper does not look at distances, and has one plan for all blocks of a kind."""
 _EVERY_STEP: Mapping[str, Any] = MappingProxyType({"select_every": 1, "reweigh_every": 1})
 
 PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(

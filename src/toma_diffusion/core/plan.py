@@ -19,8 +19,6 @@ from toma_diffusion.ops.regional import Backend, Nearness
 
 _FIXED_SEED = 0
 """Fixed choices come from a separate generator: torch's random state is never changed."""
-MOST_DAMPING = 64.0
-"""exp(−64) times any gain is still a normal float32. With products of 0, all candidates would tie."""
 _WITHOUT_TOKENS = ("none", "slice")
 """Selections that do not depend on tokens, neither for destinations nor for weights."""
 
@@ -134,8 +132,8 @@ class MergePlan(Plan):
         joint: select one set of destinations for the whole batch, by the sum of the samples' gains. For models in which
             all samples share one position table. Otherwise every picture selects for itself, and a batch of four is
             identical to four batches of one, up to rounding.
-        turn: index among the `num_plans` that blocks use in turn. Fixed choices (`random`, `strided`) depend on it.
-        share_picks_with: another of these plans; both count their destinations together, for `rotation`.
+        destinations_of: another plan of the same grid, batch and settings, which selects for both. This one computes
+            only weights, from its own tokens.
     """
 
     def __init__(
@@ -148,8 +146,7 @@ class MergePlan(Plan):
         device: torch.device | str = "cpu",
         parts: int = 1,
         joint: bool = False,
-        turn: int = 0,
-        share_picks_with: MergePlan | None = None,
+        destinations_of: MergePlan | None = None,
     ) -> None:
         if batch_size % parts:
             raise ValueError(f"a batch of {batch_size} samples cannot be {parts} parts of equal size.")
@@ -167,15 +164,13 @@ class MergePlan(Plan):
         self.backend = choose_backend(config.backend, torch.device(device), dtype)
 
         block_destinations = self.num_destinations // self.assign_regions.count
-        self.destinations = torch.zeros(
-            batch_size // parts * self.assign_regions.count, block_destinations, dtype=torch.int64, device=device
-        )
+        self._selector = destinations_of or self
+        """The plan that selects: this one, or another that runs before it."""
+        shape = (batch_size // parts * self.assign_regions.count, block_destinations)
+        self.destinations: Tensor = _share("destinations", destinations_of, shape, device)
         """[B·R / parts, k]: indices of the destinations inside each region in which tokens are assigned."""
-        self.positions = torch.zeros(batch_size, self.num_destinations, dtype=torch.int64, device=device)
+        self.positions: Tensor = _share("positions", destinations_of, (batch_size, self.num_destinations), device)
         """[B, D]: row-major indices of the destinations in the grid, in the order of the merged tokens."""
-        self.picks: Tensor | None = self._make_picks(device) if share_picks_with is None else share_picks_with.picks
-        """[B·R / parts, n], or [R, n] if joint: how often every token was chosen in this generation; None without
-        rotation."""
         self.assignment = self._make_assignment(block_destinations, dtype, device)
         self._log_sizes: Tensor | None = None
         if config.size_aware_attention and not isinstance(self.assignment, SliceAssignment):
@@ -190,17 +185,11 @@ class MergePlan(Plan):
             self._has_destinations = True
         elif config.selection != "facility-location":
             count = self.destinations_per_region
-            self._set_destinations(_fixed_choice(config.selection, self.regions, count, turn, device))
+            self._set_destinations(_fixed_choice(config.selection, self.regions, count, device))
         if config.selection in _WITHOUT_TOKENS and not self.is_identity:
             self.assignment.fix()
             self._set_log_sizes()
             self._has_weights = True
-
-    def _make_picks(self, device: torch.device | str) -> Tensor | None:
-        if not self.config.rotation or self.config.selection != "facility-location":
-            return None
-        groups = (1 if self.joint else self.batch_size // self.parts) * self.regions.count
-        return torch.zeros(groups, self.regions.size, dtype=torch.float32, device=device)
 
     def _make_assignment(self, block_destinations: int, dtype: torch.dtype, device: torch.device | str) -> Assignment:
         config, regions = self.config, self.assign_regions
@@ -244,9 +233,10 @@ class MergePlan(Plan):
 
     @property
     def buffers(self) -> list[Tensor]:
-        """All tensors of the plan; their addresses never change."""
-        some = [buffer for buffer in (self.picks, self._log_sizes) if buffer is not None]
-        return [self.destinations, self.positions, *some, *self.assignment.buffers()]
+        """All tensors of the plan but those of another; their addresses never change."""
+        chosen = [self.destinations, self.positions] if self._selector is self else []
+        sizes = [] if self._log_sizes is None else [self._log_sizes]
+        return [*chosen, *sizes, *self.assignment.buffers()]
 
     @property
     def log_sizes(self) -> Tensor | None:
@@ -275,7 +265,8 @@ class MergePlan(Plan):
         matrix = width * tokens * destinations / self.assign_regions.count
         if config.selection in _WITHOUT_TOKENS:
             return Multiplications(whole, reduced, 2 * matrix, 0.0)
-        selection = tokens**2 * width / self.regions.count if config.selection == "facility-location" else 0
+        selects = config.selection == "facility-location" and self._selector is self
+        selection = tokens**2 * width / self.regions.count if selects else 0
         weights = (matrix + tokens * width) / min(config.reweigh_every, config.select_every)
         return Multiplications(whole, reduced, 2 * matrix, selection / config.select_every + weights)
 
@@ -304,11 +295,16 @@ class MergePlan(Plan):
         self._check(tokens, self.grid.num_tokens)
         if not self.wants(action):
             return
-        if self.config.selection == "facility-location" and (action is Action.SELECT or not self._has_destinations):
+        if self.config.selection == "facility-location" and self._must_select(action):
             self._set_destinations(self._choose(tokens))
         self.assignment.update(tokens, self.destinations)
         self._set_log_sizes()
         self._has_weights = True
+
+    def _must_select(self, action: Action) -> bool:
+        """A plan that uses another's destinations selects only if that one never did: its blocks may be left out."""
+        selects = action is Action.SELECT and self._selector is self
+        return selects or not self._selector._has_destinations
 
     def forget(self) -> None:
         """Make the next `update` select again, whatever its action. Fixed choices are kept."""
@@ -316,8 +312,6 @@ class MergePlan(Plan):
             return
         self._has_weights = False
         self._has_destinations = self.config.selection != "facility-location"
-        if self.picks is not None:
-            self.picks.zero_()
 
     def merge(self, tokens: Tensor) -> Tensor:
         """[B, N, C] -> [B, D, C]: every destination becomes the weighted mean of the tokens merged into it."""
@@ -349,29 +343,18 @@ class MergePlan(Plan):
         """
         if table.shape[0] != self.grid.num_tokens:
             raise ValueError(f"table has shape {list(table.shape)}; it needs a row for each of {self._tokens_text()}.")
-        if not self._has_destinations:
+        if not self._selector._has_destinations:
             raise RuntimeError("this plan has no destinations yet: call update(tokens, Action.SELECT) first.")
         return table[self.positions[0] if self.joint else self.positions]
 
     def _choose(self, tokens: Tensor) -> Tensor:
         """[B, N, d] -> [B / parts, R, k], or [1, R, k] if joint: indices inside each region."""
-        if self.picks is None:
-            return self._select(tokens, None)
-        more = self.picks - self.picks.amin(dim=1, keepdim=True)  # relative to the least chosen token of the region:
-        damping = (self.config.rotation * more).clamp_max(MOST_DAMPING)  # otherwise all factors fade to 0 in a long run
-        chosen = self._select(tokens, (-damping).exp())
-        again = chosen.reshape(len(self.picks), -1)
-        self.picks.scatter_add_(1, again, torch.ones_like(again, dtype=self.picks.dtype))
-        return chosen
-
-    def _select(self, tokens: Tensor, gain_scale: Tensor | None) -> Tensor:
         return regional.select(
             tokens,
             self.destinations_per_region,
             self.regions.tiling,
             self.nearness,
             joint=self.joint,
-            gain_scale=gain_scale,
             backend=self.backend,
         )
 
@@ -383,7 +366,7 @@ class MergePlan(Plan):
         self.positions.copy_(positions.repeat(self.parts, 1))
         chosen = per_picture if self.assign_regions is self.regions else positions
         self.destinations.copy_(chosen.reshape(self.destinations.shape))
-        self._has_destinations = True
+        self._selector._has_destinations = True
 
     def _set_log_sizes(self) -> None:
         if self._log_sizes is not None:
@@ -416,17 +399,23 @@ def num_destinations(region_size: int, ratio: float) -> int:
     return max(1, region_size - math.floor(round(region_size * ratio, 6)))  # 100 · 0.29 is 28.999999999999996
 
 
+def _share(name: str, other: MergePlan | None, shape: tuple[int, int], device: torch.device | str) -> Tensor:
+    """The buffer of that name of the other plan, or a new one."""
+    shared: Tensor = getattr(other, name) if other is not None else torch.zeros(shape, dtype=torch.int64, device=device)
+    return shared
+
+
 def _lengths(tokens: Tensor) -> Tensor:
     """[B, N, C] -> float32 [B, N, 1]."""
     lengths: Tensor = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=torch.float32)
     return lengths
 
 
-def _fixed_choice(selection: str, regions: Regions, count: int, turn: int, device: torch.device | str) -> Tensor:
-    """[R, k]: a choice that does not depend on the tokens: random for every turn, or strided and shifted by it."""
+def _fixed_choice(selection: str, regions: Regions, count: int, device: torch.device | str) -> Tensor:
+    """[R, k]: a choice that does not depend on the tokens: at random, or strided."""
     if selection == "strided":
-        choice = ((torch.arange(count) * regions.size // count + turn) % regions.size).expand(regions.count, -1)
+        choice = (torch.arange(count) * regions.size // count).expand(regions.count, -1)
     else:
-        generator = torch.Generator().manual_seed(_FIXED_SEED + turn)
+        generator = torch.Generator().manual_seed(_FIXED_SEED)
         choice = torch.rand(regions.count, regions.size, generator=generator).argsort(dim=-1)[:, :count]
     return choice.to(device)

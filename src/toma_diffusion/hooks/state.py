@@ -49,9 +49,11 @@ class Slot:
     """The kind of its blocks. The plan has their grid."""
     make: Callable[..., Plan]
     """Makes a plan from a grid, `batch_size`, `parts`, `dtype`, `device` and `joint`. A later slot of a kind also gets
-    the plan of the first, as `share_picks_with`."""
+    the plan of the first, as `destinations_of`."""
+    sharers: str = ""
+    """Which blocks of the kind share it: the name of a run, or of the kind."""
     first_of_kind: Slot | None = None
-    """The first slot of this kind, if blocks of one kind use several in turn and this is a later one."""
+    """The first slot of this kind, if this is a later one, which uses the destinations of the first."""
     plan: Plan | None = None
     """The plan of the current call."""
     key: PlanKey | None = None
@@ -225,7 +227,7 @@ class MergeState:
             shared = {}
             if slot.first_of_kind is not None:
                 first = (slot.first_of_kind.name, *key[1:])
-                shared = {"share_picks_with": self._plans[first]}
+                shared = {"destinations_of": self._plans[first]}
             with torch.inference_mode(False):  # buffers made in inference mode cannot be updated outside it
                 plan = slot.make(
                     grid,

@@ -54,7 +54,8 @@ class MergeMapRecorder:
         root = find_root(self.handle.model)
         if root is None or not root.state.active:
             return
-        for kind, plan in root.state.current.items():
+        for kind in dict.fromkeys(slot.kind for slot in root.state.slots):
+            plan = root.state.plan_of(kind)
             if not isinstance(plan, MergePlan):
                 raise UsageError(f"{root.state.config.label} has no destinations to show: use ToMA.")
             last = next((known for known in reversed(self.maps) if known.kind == kind), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from itertools import groupby
 
@@ -36,9 +35,7 @@ class ToMA(Method[ToMAConfig]):
                 "Leave it out for this model."
             )
         around = _around_modules if config.scope == "module" else _around_blocks
-        placed = around(config, blocks, reasons, state)
-        _note_missing_plans(config, state)
-        return placed
+        return around(config, blocks, reasons, state)
 
     def describe(self, config: ToMAConfig) -> list[str]:
         """How destinations are selected, and when."""
@@ -51,14 +48,7 @@ class ToMA(Method[ToMAConfig]):
             lines.append("merged tokens keep the mean length of their tokens")
         if config.min_tokens:
             lines.append(f"grids of fewer than {config.min_tokens} tokens left whole")
-        if config.num_plans > 1:
-            lines.append(f"{config.num_plans} plans in turn")
-        if config.rotation and config.selection == "facility-location":
-            lines.append(f"destinations chosen before damped by exp(−{config.rotation:g})")
-        elif config.rotation:
-            lines.append(
-                f"rotation={config.rotation:g} without effect: {config.selection} does not look at earlier choices"
-            )
+        lines.append(f"weights shared by the blocks of a {config.share_weights}")
         lines.append(f"selected every {_steps(config.select_every)}, reweighed every {_steps(config.reweigh_every)}")
         return lines
 
@@ -66,14 +56,12 @@ class ToMA(Method[ToMAConfig]):
 def _around_modules(config: ToMAConfig, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
     placements: list[Placement] = []
     records = []
-    merged: Counter[str] = Counter()
     for index, block in enumerate(blocks):
         specs = block.chosen_sites(config.sites) if index not in reasons else []
         reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(config.sites)}")
         for spec in specs:
-            site = _site(config, state, block, merged[block.kind], spec)
+            site = _site(config, state, block, spec)
             placements += [Placement(block.module, name, hook) for name, hook in spec.hooks(site)]
-        merged[block.kind] += bool(specs)
         records.append(block.record(specs, reason))
     return placements, records
 
@@ -82,7 +70,6 @@ def _around_blocks(config: ToMAConfig, blocks: list[Block], reasons: dict[int, s
     placements: list[Placement] = []
     records: list[BlockRecord] = []
     indexed = list(enumerate(blocks))
-    runs: Counter[str] = Counter()
     # Consecutive blocks of one run that are all merged stay merged together; in `block` scope each is its own run.
     for (left_alone, _), group in groupby(
         indexed, key=lambda item: (item[0] in reasons, item[1].run if config.scope == "stage" else item[0])
@@ -93,35 +80,25 @@ def _around_blocks(config: ToMAConfig, blocks: list[Block], reasons: dict[int, s
             continue
         run = Run()
         for index, block in members:
-            site = _site(config, state, block, runs[block.kind])
+            site = _site(config, state, block)
             first, last = index == members[0][0], index == members[-1][0]
             enter = EnterBlock(site, run, first, block.normalize, block.position_table, block.key_bias)
             leave = LeaveBlock(site, run, last, block.stream)
             placements += [Placement(block.module, None, enter), Placement(block.module, None, leave)]
             records.append(BlockRecord(block.name, block.kind, block.width, (block.name,), int(first), None))
-        runs.update({block.kind for _, block in members})
     return placements, records
 
 
-def _site(config: ToMAConfig, state: MergeState, block: Block, number: int, spec: SiteSpec | None = None) -> Site:
-    """A site of the block that is the `number`-th of its kind. A kind shares one plan, or uses several in turn."""
-    turn = number % config.num_plans
-    name = block.kind if turn == 0 else f"{block.kind}, plan {turn + 1}"
-    slot = next((slot for slot in state.slots if slot.name == name), None)
+def _site(config: ToMAConfig, state: MergeState, block: Block, spec: SiteSpec | None = None) -> Site:
+    """A site of the block. Blocks of a kind share destinations; those of a run, or all of the kind, share weights."""
+    of_kind = [slot for slot in state.slots if slot.kind == block.kind]
+    sharers = block.kind if config.share_weights == "kind" else block.run
+    slot = next((slot for slot in of_kind if slot.sharers == sharers), None)
     if slot is None:
-        first = next((slot for slot in state.slots if slot.kind == block.kind), None)
-        slot = Slot(name, block.kind, partial(MergePlan, config=config, turn=turn), first_of_kind=first)
+        name, first = (f"{block.kind}, {block.run}", of_kind[0]) if of_kind else (block.kind, None)
+        slot = Slot(name, block.kind, partial(MergePlan, config=config), sharers, first)
         state.slots.append(slot)
     return Site(state, slot) if spec is None else Site(state, slot, spec.leave_alone)
-
-
-def _note_missing_plans(config: ToMAConfig, state: MergeState) -> None:
-    """Add a note where there are fewer blocks, or runs of blocks, than `num_plans`."""
-    takers = "runs of blocks" if config.scope == "stage" else "merged blocks"
-    for kind in state.kinds:
-        found = sum(slot.kind == kind for slot in state.slots)
-        if found < config.num_plans:
-            state.notes.add(f"{kind} takes {found} of the {config.num_plans} plans: it has no more {takers}")
 
 
 def _steps(number: int) -> str:

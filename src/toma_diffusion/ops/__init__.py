@@ -40,14 +40,12 @@ __all__ = [
 NAMESPACE = "toma_diffusion"
 
 
-def _fake_cosine_similarity(tokens: Tensor, parts: int = 1) -> Tensor:
+def _fake_cosine_similarity(tokens: Tensor, parts: int = 1, penalty: Tensor | None = None) -> Tensor:
     dtype = torch.promote_types(tokens.dtype, torch.float32)
     return tokens.new_empty((tokens.shape[0] // parts, tokens.shape[1], tokens.shape[1]), dtype=dtype)
 
 
-def _fake_facility_location(
-    similarity: Tensor, num_select: int, gain_scale: Tensor | None = None, least: float = LEAST_COSINE
-) -> Tensor:
+def _fake_facility_location(similarity: Tensor, num_select: int, least: float = LEAST_COSINE) -> Tensor:
     return similarity.new_empty((similarity.shape[0], num_select), dtype=torch.int64)
 
 
@@ -76,9 +74,13 @@ def _fake_nearest_destinations(
 
 _library = torch.library.Library(NAMESPACE, "DEF")
 for _signature, _implementation, _fake in (
-    ("(Tensor tokens, int parts=1) -> Tensor", reference.cosine_similarity, _fake_cosine_similarity),
     (
-        "(Tensor similarity, int num_select, Tensor? gain_scale=None, float least=-1.0) -> Tensor",
+        "(Tensor tokens, int parts=1, Tensor? penalty=None) -> Tensor",
+        reference.cosine_similarity,
+        _fake_cosine_similarity,
+    ),
+    (
+        "(Tensor similarity, int num_select, float least=-1.0) -> Tensor",
         reference.facility_location,
         _fake_facility_location,
     ),
@@ -102,29 +104,26 @@ for _signature, _implementation, _fake in (
 _ops = getattr(torch.ops, NAMESPACE)
 
 
-def cosine_similarity(tokens: Tensor, parts: int = 1) -> Tensor:
+def cosine_similarity(tokens: Tensor, parts: int = 1, penalty: Tensor | None = None) -> Tensor:
     """S_ij = cos(X_i, X_j), in float32 or better: `[B, n, d]` -> `[B, n, n]`.
 
-    If the batch consists of `parts` of equal size, one after another: their mean, `[B / parts, n, n]`.
+    If the batch consists of `parts` of equal size, one after another: their mean, `[B / parts, n, n]`. A `penalty` that
+    broadcasts to that shape is subtracted.
     """
     _require(tokens.ndim == 3, "tokens", tokens, "[batch, tokens, width]")
-    similarity: Tensor = _ops.cosine_similarity(tokens.detach(), parts)
+    similarity: Tensor = _ops.cosine_similarity(tokens.detach(), parts, penalty)
     return similarity
 
 
-def facility_location(
-    similarity: Tensor, num_select: int, gain_scale: Tensor | None = None, least: float = LEAST_COSINE
-) -> Tensor:
+def facility_location(similarity: Tensor, num_select: int, least: float = LEAST_COSINE) -> Tensor:
     """Greedy destinations by facility location: `[B, n, m]` -> `int64 [B, k]`, in the order of picking.
 
-    See `reference.facility_location` for the formula, for `gain_scale` `[B, n]` and for `least`.
+    See `reference.facility_location` for the formula and for `least`.
     """
     _require(similarity.ndim == 3, "similarity", similarity, "[batch, candidates, tokens]")
     if not 1 <= num_select <= similarity.shape[1]:
         raise ValueError(f"num_select={num_select} is not allowed: from 1 to the {similarity.shape[1]} candidates.")
-    expected = f"{list(similarity.shape[:2])}, a factor for each candidate"
-    _require(gain_scale is None or gain_scale.shape == similarity.shape[:2], "gain_scale", gain_scale, expected)
-    picks: Tensor = _ops.facility_location(similarity, num_select, gain_scale, least)
+    picks: Tensor = _ops.facility_location(similarity, num_select, least)
     return picks
 
 

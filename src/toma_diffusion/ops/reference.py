@@ -31,14 +31,13 @@ def mean_cosine(left: Tensor, right: Tensor, parts: int) -> Tensor:
     return cosines if parts == 1 else cosines.reshape(parts, -1, *cosines.shape[1:]).mean(dim=0)
 
 
-def cosine_similarity(tokens: Tensor, parts: int = 1) -> Tensor:
-    """S_ij = cos(X_i, X_j): [B, n, d] -> [B, n, n]; the mean of the parts that a batch consists of."""
-    return mean_cosine(tokens, tokens, parts)
+def cosine_similarity(tokens: Tensor, parts: int = 1, penalty: Tensor | None = None) -> Tensor:
+    """S_ij = cos(X_i, X_j): [B, n, d] -> [B, n, n]; the mean of the parts that a batch consists of, minus a penalty."""
+    similarity = mean_cosine(tokens, tokens, parts)
+    return similarity if penalty is None else similarity - penalty
 
 
-def facility_location(
-    similarity: Tensor, num_select: int, gain_scale: Tensor | None = None, least: float = LEAST_COSINE
-) -> Tensor:
+def facility_location(similarity: Tensor, num_select: int, least: float = LEAST_COSINE) -> Tensor:
     """Greedy maximisation of f(T) = Σ_j max_{i∈T} S_ij, within 1 − 1/e of the best set of that size.
 
     A good destination is one that many tokens resemble and that no earlier destination already stands for. Each pick
@@ -50,7 +49,6 @@ def facility_location(
         similarity: `[B, n, m]`, of n candidates to m tokens. To choose among a region's own tokens n = m;
             to choose jointly for several samples, their tokens stand side by side in m, and the gains add up.
         num_select: how many to pick, 1 ≤ k ≤ n.
-        gain_scale: `[B, n]`, above 0: what the candidates' gains are multiplied by, if anything.
         least: no similarity is below it. For cosines −1.
 
     Returns:
@@ -62,7 +60,6 @@ def facility_location(
     picks = torch.empty(batch, num_select, dtype=torch.int64, device=similarity.device)
     for step in range(num_select):
         gain = (similarity - coverage).clamp_min(0).sum(dim=-1)  # [B, n]
-        gain = gain if gain_scale is None else gain * gain_scale
         gain = gain.nan_to_num(0.0).masked_fill(chosen, -torch.inf)  # a NaN is no larger than anything
         largest = gain.amax(dim=-1, keepdim=True)
         pick = (gain >= largest - TIE).to(torch.uint8).argmax(dim=-1, keepdim=True)  # [B, 1], first of the largest

@@ -74,14 +74,12 @@ def select(
     nearness: Nearness = Nearness(),  # noqa: B008 (immutable)
     *,
     joint: bool = False,
-    gain_scale: Tensor | None = None,
     backend: str = "torch",
 ) -> Tensor:
     """Choose destinations in every region: [parts·B, N, d] -> int64 [B, R, k], indices inside each region.
 
     Args:
         joint: choose once for all pictures, by the sum of their gains: [1, R, k].
-        gain_scale: `[B·R, n]`, or `[R, n]` if joint: what gains are multiplied by.
     """
     weight, parts = nearness
     pictures, size, count = tokens.shape[0] // parts, tiling.size, tiling.num_regions
@@ -91,20 +89,17 @@ def select(
         from toma_diffusion.ops import triton_facility_location as kernels
 
         if alone:
-            picks = kernels.select(
-                tokens.detach(), num_select, tiling, distance_weight=weight, parts=parts, gain_scale=gain_scale
-            )
+            picks = kernels.select(tokens.detach(), num_select, tiling, distance_weight=weight, parts=parts)
             return picks.reshape(-1, count, num_select)
         distances = kernels.measure(tokens.detach(), tiling, distance_weight=weight, parts=parts)
         distances = distances.reshape(pictures, count, size, size).transpose(0, 1).flatten(1, 2)
-        picks = kernels.select_by_distances(distances, num_select, gain_scale, least=least)
+        picks = kernels.select_by_distances(distances, num_select, least=least)
         return picks.reshape(-1, count, num_select)
-    similarity = ops.cosine_similarity(tiling.split(tokens), parts)  # [B·R, n, n]
-    if weight:
-        similarity = similarity - weight * _distances(tiling, similarity.device).repeat(pictures, 1, 1)
+    penalty = weight * _distances(tiling, tokens.device).repeat(pictures, 1, 1) if weight else None
+    similarity = ops.cosine_similarity(tiling.split(tokens), parts, penalty)  # [B·R, n, n]
     if not alone:  # candidates of a region × that region's tokens in all pictures, side by side
         similarity = similarity.reshape(pictures, count, size, size).permute(1, 2, 0, 3).flatten(2)
-    return ops.facility_location(similarity, num_select, gain_scale, least).reshape(-1, count, num_select)
+    return ops.facility_location(similarity, num_select, least).reshape(-1, count, num_select)
 
 
 def weigh(
@@ -199,13 +194,18 @@ def merge(tokens: Tensor, means: Tensor, tiling: Tiling, *, backend: str = "torc
     if tiling.size <= LARGEST_UNROLLED and torch.compiler.is_compiling():
         regions = tiling.split(tokens)
         merged = _sum([means[:, :, index, None] * regions[:, index, None, :] for index in range(tiling.size)])
-    elif backend == "triton" and tiling.num_regions > 1 and not needs_gradient(tokens):
+    elif _has_merge_kernel(tokens, tiling, backend) and not needs_gradient(tokens):
         from toma_diffusion.ops import triton_merge
 
         return triton_merge.merge(tokens, means, tiling)
     else:
         merged = means.to(tokens.dtype) @ tiling.split(tokens)  # [B·R, k, C]
     return merged.reshape(tokens.shape[0], -1, tokens.shape[2])
+
+
+def _has_merge_kernel(tokens: Tensor, tiling: Tiling, backend: str) -> bool:
+    """Not for single numbers a token, such as their lengths: the kernel takes 128 channels at once."""
+    return backend == "triton" and tiling.num_regions > 1 and tokens.shape[2] > 1
 
 
 def unmerge(

@@ -1,7 +1,7 @@
 """Greedy facility location, one program a region: all picks in one launch, nothing goes to the host.
 
 S_ij is the mean over the parts of cos(x_i, x_j), minus w times the squared distance of i and j. Then k times: pick the
-i of the largest f_i Σ_j max(0, S_ij − c_j), raise c_j to S_ij. Half-precision products are exact in the float32 they
+i of the largest Σ_j max(0, S_ij − c_j), raise c_j to S_ij. Half-precision products are exact in the float32 they
 are summed in, so tensor cores lose nothing here.
 
 Small regions keep S in registers, and compute all gains anew for every pick. Large ones keep it in memory, and change
@@ -35,7 +35,6 @@ def _first_of_the_largest(gain, index, SIZE: tl.constexpr):
 @triton.jit
 def _select_in_registers(
     tokens,
-    gain_scale,
     picks,
     batch_stride,
     row_stride,
@@ -53,7 +52,6 @@ def _select_in_registers(
     GRID_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    HAS_GAIN_SCALE: tl.constexpr,
 ):
     program = tl.program_id(0)
     index = tl.arange(0, BLOCK)
@@ -81,12 +79,8 @@ def _select_in_registers(
 
     coverage = tl.full((BLOCK,), LEAST, tl.float32)
     chosen = index >= SIZE
-    if HAS_GAIN_SCALE:
-        factor = tl.load(gain_scale + program.to(tl.int64) * SIZE + index, mask=valid, other=1.0)
-    else:
-        factor = tl.full((BLOCK,), 1.0, tl.float32)
     for step in range(NUM_SELECT):
-        gain = factor * tl.sum(tl.maximum(similarity - coverage[None, :], 0.0), axis=1)
+        gain = tl.sum(tl.maximum(similarity - coverage[None, :], 0.0), axis=1)
         gain = tl.where(gain == gain, gain, 0.0)  # a NaN must not lead to an index outside the region
         pick = _first_of_the_largest(tl.where(chosen, -1.0, gain), index, SIZE)
         tl.store(picks + program.to(tl.int64) * NUM_SELECT + step, pick.to(tl.int64))
@@ -146,7 +140,6 @@ def _measure(
 @triton.jit
 def _select_from_memory(
     distances,
-    gain_scale,
     changes,
     picks,
     MOST: tl.constexpr,
@@ -156,7 +149,6 @@ def _select_from_memory(
     BLOCK_I: tl.constexpr,
     BLOCK_J: tl.constexpr,
     ROWS: tl.constexpr,
-    HAS_GAIN_SCALE: tl.constexpr,
 ):
     """The picks, by 1 − S in memory: [TOKENS, CANDIDATES], one symmetric square or several on top of each other.
 
@@ -176,11 +168,6 @@ def _select_from_memory(
     to_pick = base + (token // CANDIDATES) * CANDIDATES * CANDIDATES + token % CANDIDATES
     chosen = candidate >= CANDIDATES
     uncovered = tl.full((BLOCK_J,), MOST, tl.float32)
-    if HAS_GAIN_SCALE:
-        factor = tl.load(gain_scale + program.to(tl.int64) * CANDIDATES + candidate, mask=is_candidate, other=1.0)
-    else:
-        factor = tl.full((BLOCK_I,), 1.0, tl.float32)
-
     gain = tl.zeros((BLOCK_I,), tl.float32)
     for start in range(0, TOKENS, ROWS):
         row = start + tl.arange(0, ROWS)
@@ -189,9 +176,8 @@ def _select_from_memory(
         gain += tl.sum(MOST - block.to(tl.float32), axis=0)
 
     for step in range(NUM_SELECT):
-        scaled = factor * gain
-        scaled = tl.where(scaled == scaled, scaled, 0.0)  # a NaN must not lead to an index outside the region
-        pick = _first_of_the_largest(tl.where(chosen, -1.0, scaled), candidate, CANDIDATES)
+        valued = tl.where(gain == gain, gain, 0.0)  # a NaN must not lead to an index outside the region
+        pick = _first_of_the_largest(tl.where(chosen, -1.0, valued), candidate, CANDIDATES)
         tl.store(picks + program.to(tl.int64) * NUM_SELECT + step, pick.to(tl.int64))
         chosen = chosen | (candidate == pick)
         distance = tl.load(to_pick + pick * CANDIDATES, mask=is_token, other=MOST).to(tl.float32)
@@ -236,16 +222,15 @@ def select(
     *,
     distance_weight: float = 0.0,
     parts: int = 1,
-    gain_scale: Tensor | None = None,
 ) -> Tensor:
     """Choose in every region of every picture: `[parts·B, N, d]` -> `int64 [B·R, k]`, indices inside each region.
 
-    Samples of a picture stand `B` apart. `gain_scale`, `float32 [B·R, n]`, is what gains are multiplied by.
+    Samples of a picture stand `B` apart.
     """
     least = LEAST_COSINE - distance_weight * tiling.largest_distance
     if tiling.size > LARGEST_IN_REGISTERS:
         distances = measure(tokens, tiling, distance_weight=distance_weight, parts=parts)
-        return select_by_distances(distances, num_select, gain_scale, least=least)
+        return select_by_distances(distances, num_select, least=least)
     tokens = dense_channels(tokens)
     pictures, channels = tokens.shape[0] // parts, tokens.shape[2]
     size, count = tiling.size, tiling.num_regions
@@ -255,7 +240,6 @@ def select(
         _select_in_registers,
         (pictures * count,),
         tokens,
-        tokens if gain_scale is None else gain_scale,
         picks,
         tokens.stride(0),
         tokens.stride(1),
@@ -273,7 +257,6 @@ def select(
         GRID_WIDTH=tiling.grid_width,
         BLOCK=block,
         BLOCK_C=64 if tokens.element_size() < 4 else 32,
-        HAS_GAIN_SCALE=gain_scale is not None,
         num_warps=8 if block > 64 else 4,
     )
     return picks
@@ -311,13 +294,11 @@ def measure(tokens: Tensor, tiling: Tiling, *, distance_weight: float = 0.0, par
     return distances
 
 
-def select_by_distances(
-    distances: Tensor, num_select: int, gain_scale: Tensor | None = None, *, least: float = LEAST_COSINE
-) -> Tensor:
+def select_by_distances(distances: Tensor, num_select: int, *, least: float = LEAST_COSINE) -> Tensor:
     """Choose by 1 − S `[G, m, n]` of m tokens to n candidates: -> `int64 [G, k]`.
 
     The tokens are the candidates themselves, in one picture or in several: m is a multiple of n, and every n rows are a
-    symmetric square. `gain_scale` is `[G, n]`. No similarity is below `least`.
+    symmetric square. No similarity is below `least`.
     """
     distances = distances.contiguous()
     groups, tokens, candidates = distances.shape
@@ -328,7 +309,6 @@ def select_by_distances(
         _select_from_memory,
         (groups,),
         distances,
-        distances if gain_scale is None else gain_scale,
         changes,
         picks,
         MOST=1.0 - least,
@@ -338,7 +318,6 @@ def select_by_distances(
         BLOCK_I=block_i,
         BLOCK_J=block_j,
         ROWS=max(1, min(_CHANGED_AT_ONCE, 16384 // block_i)),
-        HAS_GAIN_SCALE=gain_scale is not None,
         num_warps=4 if max(block_i, block_j) <= 512 else 8,
     )
     return picks
