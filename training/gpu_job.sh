@@ -55,7 +55,7 @@ train() {
     --minutes "$minutes" "$@" >>"$work/$model.log" 2>&1 &
   local process=$!
   while kill -0 "$process" 2>/dev/null; do # results are kept while samples are still drawn
-    sleep "${KEEP_SECONDS:-15}"
+    sleep "${KEEP_SECONDS:-5}"
     keep "$model" 2>>"$work/job.log"
   done
   wait "$process"
