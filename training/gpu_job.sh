@@ -4,12 +4,13 @@
 #   bash training/gpu_job.sh WORK DATA OUT [FLUX_MINUTES [FOUR_STEP_MINUTES [MORE...]]]
 #
 # WORK gets checkpoints and logs: run the same command again after an interruption. DATA is what training/pack.py wrote,
-# or the whole data. OUT gets the results, each as soon as it exists: flux.zip, flux_samples.jpg, lora.zip,
-# 4step_samples.jpg, logs.zip, and `done` or `failed` at the end. MORE goes to training.run, such as
-# "--tiny --limit 8 --steps 20" for a try on a CPU.
+# or the whole data. With 0 minutes a model is left out. OUT gets the results, each as soon as it exists: vae.zip,
+# flux.zip, flux_samples.jpg, lora.zip, 4step_samples.jpg, logs.zip, and `done` or `failed` at the end. MORE goes to
+# training.run, such as "--tiny --limit 8 --steps 20" for a try on a CPU. Unpacked into WORK/flux, vae.zip saves another
+# run the training of the autoencoder.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-work=$1 data=$2 out=$3 flux_minutes=${4:-9} four_step_minutes=${5:-3.6}
+work=$1 data=$2 out=$3 flux_minutes=${4:-6.75} four_step_minutes=${5:-3.6}
 shift $(($# < 5 ? $# : 5))
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD:$PWD/demo-model/src${PYTHONPATH:+:$PYTHONPATH}"
 python=${PYTHON:-python3}
@@ -29,6 +30,9 @@ def pack(name, root, files):
             archive.write(file, file.relative_to(root))
     unfinished.rename(out / name)
 
+vae, kept = work / "flux" / "vae.pt", out / "vae.zip"
+if vae.exists() and not (kept.exists() and kept.stat().st_mtime > vae.stat().st_mtime):
+    pack("vae.zip", vae.parent, [vae])
 for model in sys.argv[3:]:
     folder = work / model / "pipeline"
     if folder.exists():
@@ -46,12 +50,12 @@ PYTHON
 train() {
   local model=$1 minutes=$2 status
   shift 2
-  echo "$(date +%T) $model: $minutes minutes" >>"$work/job.log"
+  echo "$(date +%T) $model: $minutes minutes, $*" >>"$work/job.log"
   "$python" -m training.run all --model "$model" --text "$text" --data "$data" --work "$work/$model" \
     --minutes "$minutes" "$@" >>"$work/$model.log" 2>&1 &
   local process=$!
   while kill -0 "$process" 2>/dev/null; do # results are kept while samples are still drawn
-    sleep "${KEEP_SECONDS:-15}"
+    sleep "${KEEP_SECONDS:-5}"
     keep "$model" 2>>"$work/job.log"
   done
   wait "$process"
@@ -61,9 +65,16 @@ train() {
   return $status
 }
 
+# train_flux MORE...: from the fastest way to the plainest. One that fails leaves its last checkpoint to the next.
+# Compiled code knows its attention's kernel, the cache does not: each has a cache of its own.
+train_flux() {
+  TORCHINDUCTOR_CACHE_DIR="$work/compiled-flash" train flux "$flux_minutes" --compile --attention flash "$@" ||
+    TORCHINDUCTOR_CACHE_DIR="$work/compiled-efficient" train flux "$flux_minutes" --compile --attention efficient "$@" ||
+    train flux "$flux_minutes" --attention efficient "$@"
+}
+
 result=done
-# A training that fails goes on from its last checkpoint, uncompiled.
-train flux "$flux_minutes" --compile "$@" || train flux "$flux_minutes" "$@" || result=failed
-train 4step "$four_step_minutes" "$@" || result=failed
+if [ "$flux_minutes" != 0 ]; then train_flux "$@" || result=failed; fi
+if [ "$four_step_minutes" != 0 ]; then train 4step "$four_step_minutes" "$@" || result=failed; fi
 keep flux 4step
 touch "$out/$result"

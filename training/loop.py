@@ -81,12 +81,14 @@ class Training:
     batch: int
     """Images a step. It may change from one to the next."""
     place: Place
+    setup_steps: int = 1
+    """Of every run: the first steps, in which networks are compiled."""
     step: int = 0
     images: int = 0
     seconds: float = 0.0
     setup: float = 0.0
-    """Seconds of the first step of every run, in which networks are compiled: of those the learning rate knows nothing.
-    Once compiling took 140 of 312 seconds, and the rate was half down before it was up."""
+    """Seconds of these steps: of those the learning rate knows nothing. Once compiling took 140 of 312 seconds, and the
+    rate was half down before it was up."""
     weights: dict[str, nn.Parameter] = field(init=False)
     """Those that are trained, by name."""
     optimizer: torch.optim.Optimizer = field(init=False)
@@ -186,7 +188,8 @@ class Training:
         if budget.done(self.step, self.seconds) >= 1:
             print(f"{self.name}: finished already, at step {self.step}", flush=True)
             return
-        before, started, is_first = self.seconds, time.monotonic(), True
+        before, setup_before, started = self.seconds, self.setup, time.monotonic()
+        setup_end = self.step + self.setup_steps
         saved = row_time = started
         row_step, row_images, losses = self.step, self.images, torch.zeros((), device=self.place.device)
         if self.step:
@@ -197,10 +200,9 @@ class Training:
                 done = budget.done(self.step, self.seconds, self.setup)
                 rate = learning_rate(self.peak_rate, self.step, self.settings.warmup_steps, done)
                 losses += self.advance(loss_of, rate)
-                if is_first:
+                if self.step <= setup_end:
                     losses.item()  # waits for the device
-                    self.setup += time.monotonic() - started
-                    is_first = False
+                    self.setup = setup_before + time.monotonic() - started
                 now = time.monotonic()
                 self.seconds = before + now - started
                 last = budget.done(self.step, self.seconds) >= 1

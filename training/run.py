@@ -15,6 +15,7 @@ import diffusers
 import torch
 import transformers
 
+from training.attention import KERNELS, use_attention
 from training.diffusion import train_diffusion
 from training.distill import train_four_step
 from training.export import export, load_pipeline
@@ -37,7 +38,7 @@ STAGES = {
 SETTINGS = {"unet": (FULL, TINY), "flux": (FLUX, TINY_FLUX), "4step": (FOUR_STEP, TINY_FOUR_STEP)}
 SHARES = {
     "unet": {"vae": 0.22, "diffusion": 0.70},
-    "flux": {"vae": 0.10, "diffusion": 0.80},
+    "flux": {"vae": 0.11, "diffusion": 0.74},
     "4step": {"distill": 0.85},
 }
 """Of the minutes of `all`; what is left is for reading, encoding, exporting and sampling."""
@@ -80,6 +81,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--checkpoint-seconds", type=float, default=60.0, help="what a killed run loses at most")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="compile the networks: a minute or two, then faster")
+    parser.add_argument("--attention", choices=KERNELS, default=KERNELS[0], help="the GPU's kernel, if one fails")
     parser.add_argument("--tiny", action="store_true", help="networks and images small enough for a test on a CPU")
     parser.add_argument("--limit", type=whole, help="take only so many images of each set, to try things out")
     parser.add_argument("--sample-steps", type=whole, help="default 20, of 4step 4")
@@ -155,6 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     transformers.utils.logging.disable_progress_bar()
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
+    use_attention(options.attention)
 
     for stage in STAGES[options.model] if options.stage == "all" else (options.stage,):
         share = SHARES[options.model].get(stage, 1.0) if options.stage == "all" else 1.0

@@ -84,6 +84,9 @@ class FluxSettings(LatentSettings):
     vae_channels: tuple[int, ...] = (32, 48)
     vae_attention: bool = False
     vae_compiled: bool = False
+    vae_batch: int = 16
+    """Few images and many steps: the autoencoder has less than a minute."""
+    vae_rate: float = 1.5e-3
     pooled_weight: float = 0.5
 
     heads: int = 4
@@ -92,11 +95,15 @@ class FluxSettings(LatentSettings):
     """Text and image with weights of their own: 2.4 M parameters each."""
     single_blocks: int = 7
     """Text and image with the same weights: 1 M parameters each."""
-    diffusion_rate: float = 8e-4
+    diffusion_rate: float = 1.2e-3
+    warmup_steps: int = 100
+    ema_decay: float = 0.995
+    """Shorter than usual: whole latents come last, for a thousand steps or so, and the average must not look past."""
 
+    batch: int = 128
     small_share: float = 0.6
     """Of the time, at the beginning, in which latents have half their size: a quarter of the tokens."""
-    large_batch: int = 64
+    large_batch: int = 32
     """Images a step after that. `batch` counts for the time before: as many tokens."""
     shift: float = 3.0
     """How much noise is preferred to signal, in training and in sampling: where a share s of the steps is left, the

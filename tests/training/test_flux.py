@@ -10,7 +10,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from toma_diffusion_demo.loading import WEIGHTS, dequantised, flux_pipeline
 
-from training import export, export_flux, run
+from training import export, export_flux, probe, run
+from training.attention import KERNELS, norm_in_one_precision, use_attention
 from training.export_flux import quantised
 from training.flux import noise_levels, pack, positions
 from training.loop import Place
@@ -55,8 +56,8 @@ def test_a_stage_learns_and_ends_annealed(work, stage):
 def test_it_sees_small_latents_first_and_whole_ones_last(work):
     state = torch.load(work / "diffusion.pt", weights_only=True)
     small, large = TINY_FLUX.batch, TINY_FLUX.large_batch
-    first = 1  # both sizes
-    assert state["images"] == (small + large) * first + 14 * small + 10 * large  # of 25 steps, 60 % end with the 15th
+    first = large + small  # a step of each
+    assert state["images"] == first + 13 * small + 10 * large  # of 25 steps, 60 % end with the 15th
 
 
 def test_it_loads_as_a_flux_pipeline_and_draws(pipe):
@@ -167,3 +168,33 @@ def test_an_untrained_block_changes_nothing():
         img_ids=positions(2, 1, CPU),
     ).sample
     assert (out == 0).all()
+
+
+def test_queries_and_keys_have_the_precision_of_the_values():
+    transformer = build_flux(TINY_FLUX, 8)
+    names = list(transformer.state_dict())
+    norm_in_one_precision(transformer)
+    assert list(transformer.state_dict()) == names
+    norm = transformer.transformer_blocks[0].attn.norm_q
+    x = torch.randn(2, 4, TINY_FLUX.head_channels)
+    assert norm(x.bfloat16()).dtype == torch.bfloat16
+    torch.testing.assert_close(norm(x), torch.nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.eps))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_kernel_is_faster_than_the_one_allowed(kernel):
+    flags = torch.backends.cuda
+    use_attention(kernel)
+    assert not flags.cudnn_sdp_enabled()
+    assert flags.math_sdp_enabled()
+    assert [flags.flash_sdp_enabled(), flags.mem_efficient_sdp_enabled()] == [kernel == "flash", kernel != "math"]
+    use_attention("flash")
+
+
+def test_the_probe_tells_the_speed_of_both_sizes(text, capsys):
+    probe.main(["--text", str(text), "--tiny", "--device", "cpu", "--steps", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" images/s")[0].split(":")[1] for line in lines] == [
+        " 16×16 latents, 4 images a step",
+        " 8×8 latents, 8 images a step",
+    ]
