@@ -63,10 +63,13 @@ PROMPTS = (FOLDER / "quality_prompts.txt", FOLDER / "quality_unseen_prompts.txt"
 METRICS = ("psnr", "ssim", "lpips")
 RATIOS, HALF = (0.25, 0.5, 0.75), (0.5,)
 EVERY_STEP = "select_every=1;reweigh_every=1"
-FAST = f"fast:{EVERY_STEP}"
-"""What the sweeps change: runs of blocks merged together, everything chosen in every step."""
-BEFORE = "fast:num_regions=64;distance_weight=0;guidance_parts=1;select_every=10;reweigh_every=5"
-"""`fast` as it was before its regions were sized in tokens and its plans shared by both halves of guidance."""
+FAST = "fast:select_every=1"
+"""What the sweeps change: `fast` as it is, everything chosen in every step."""
+BEFORE = (
+    "fast:num_regions=64;distance_weight=0;guidance_parts=1;share=plan;skip_blocks=();select_every=10;reweigh_every=5"
+)
+"""`fast` as it was before its regions were sized in tokens, both halves of guidance chose together, every run of blocks
+had its own plan, and the last block was left whole."""
 GAINS = (1.15, 1.25, 1.43, 1.67, 2.0, 2.5)
 """How many times fewer steps are tried."""
 
@@ -142,7 +145,8 @@ def combined(at: Conditions) -> list[str]:
 def regions(at: Conditions) -> list[str]:
     """How many tokens a region has, how destinations are chosen in it, and how often."""
     return [
-        f"fast:region_tokens={tokens};selection={selection};select_every={every};reweigh_every={min(every, 5)}"
+        f"fast:region_tokens={tokens};selection_tokens={tokens};selection={selection};select_every={every}"
+        f";reweigh_every={min(every, 5)}"
         for tokens in (16, 64, 256)
         for selection in ("facility-location", "random")
         for every in (1, 10)
@@ -176,14 +180,14 @@ def attention(at: Conditions) -> list[str]:
 
 def where_and_when(at: Conditions) -> list[str]:
     """Steps, grids and blocks that are left whole."""
-    step, last = 1 / at.steps, at.blocks - 1
+    step = 1 / at.steps
     windows = [(0.0, 1.0), (step, 1.0), (0.0, 1 - step), (step, 1 - step), (0.25, 1.0), (0.5, 1.0)]
-    blocks = [(0,), (0, 1), (last,), (0, last), (0, 1, last - 1, last)]
+    blocks = ["()", "(0,)", "(0,-1)", "(-2,-1)", "(0,1,-2,-1)"]
     return [
         *(f"{FAST};window=({start:g},{end:g})" for start, end in dict.fromkeys(windows)),
         f"{FAST};min_tokens=512",
         f"{FAST};min_tokens=512;window=(0.0,{1 - step:g})",
-        *(f"{FAST};skip_blocks=({','.join(map(str, each))},)" for each in blocks),
+        *(f"{FAST};skip_blocks={each}" for each in blocks),
     ]
 
 

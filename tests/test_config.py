@@ -44,7 +44,6 @@ WRONG = [
     ("window", (0.0, 1.5)),
     ("window", (0.0,)),
     ("window", 0.5),
-    ("skip_blocks", (-1,)),
     ("skip_blocks", 3),
     ("skip_blocks", (1.5,)),
     ("region_tokens", 0),

@@ -138,13 +138,14 @@ def _build(model: nn.Module, adapter: Adapter, config: Config, pipeline: Any) ->
 
 def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: Config) -> dict[int, str]:
     """By the blocks' indices."""
-    beyond = [index for index in config.skip_blocks if index >= len(blocks)]
+    count = len(blocks)
+    beyond = [index for index in config.skip_blocks if not -count <= index < count]
     if beyond:
         raise UsageError(
             f"skip_blocks={config.skip_blocks} names block {beyond[0]}, but this {type(model).__name__} has "
-            f"{len(blocks)} transformer blocks, 0 to {len(blocks) - 1}."
+            f"{count} transformer blocks, 0 to {count - 1}, or from the end -1 to {-count}."
         )
-    reasons = dict.fromkeys(config.skip_blocks, "in skip_blocks")
+    reasons = dict.fromkeys([index % count for index in config.skip_blocks], "in skip_blocks")
     if config.scope != "module" and _diffusers.has_block_cache(model):
         # The cache compares the first block's output with the last one's: both must have the same, whole length.
         for index in (0, len(blocks) - 1):

@@ -31,7 +31,8 @@ class Config(ABC):
     narrower window is slower and keeps more detail; a later start helps most."""
 
     skip_blocks: tuple[int, ...] = ()
-    """Indices of blocks that are not merged. More is slower and keeps more detail."""
+    """Indices of blocks that are not merged; negative ones count from the end, -1 is the last block. More is slower and
+    keeps more detail; the last block matters most."""
 
     def __post_init__(self) -> None:
         self._set("ratio", check_number("ratio", self.ratio, "0 ≤ ratio < 1", lambda x: 0 <= x < 1))
@@ -138,11 +139,13 @@ def check_number(name: str, value: Any, rule: str, holds: Callable[[float], bool
     return float(value)
 
 
-def check_integer(name: str, value: object, *, minimum: int) -> int:
+def check_integer(name: str, value: object, *, minimum: int | None = None) -> int:
     """`value` as an int, if it is a whole number and not too small."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
-        raise UsageError(f"{name}={value!r} is not allowed: it must be a whole number of {minimum} or more.")
-    return int(value)
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or (minimum is not None and value < minimum):  # type: ignore[operator]
+        least = "" if minimum is None else f" of {minimum} or more"
+        raise UsageError(f"{name}={value!r} is not allowed: it must be a whole number{least}.")
+    return int(value)  # type: ignore[call-overload, no-any-return]
 
 
 def check_flag(name: str, value: object) -> None:
@@ -166,8 +169,8 @@ def check_sequence(name: str, value: object, rule: str) -> tuple[Any, ...]:
 
 def check_indices(name: str, value: object) -> tuple[int, ...]:
     """`value` as a sorted tuple of block indices."""
-    blocks = check_sequence(name, value, "block indices of 0 or more")
-    return tuple(sorted({check_integer(name, block, minimum=0) for block in blocks}))
+    blocks = check_sequence(name, value, "block indices")
+    return tuple(sorted({check_integer(name, block) for block in blocks}))
 
 
 def quoted(names: Iterable[str]) -> str:

@@ -92,7 +92,7 @@ def _around_blocks(config: ToMAConfig, blocks: list[Block], reasons: dict[int, s
 
 
 def _site(config: ToMAConfig, state: MergeState, block: Block, spec: SiteSpec | None = None) -> Site:
-    """A site of the block. Blocks of a run share a plan. Runs of one kind share it too, or its destinations, or none."""
+    """A site of the block. Blocks of a run share a plan; what runs of one kind share is a setting."""
     of_kind = [slot for slot in state.slots if slot.kind == block.kind]
     sharers = block.kind if config.share == "plan" else block.run
     slot = next((slot for slot in of_kind if slot.sharers == sharers), None)
