@@ -95,7 +95,7 @@ def prepare_latents(data: Path, settings: LatentSettings, place: Place, limit: i
         averaged(vae, trained)
         vae.to(place.device)
         latents = normalise(vae, encode(vae, dataset.pixels(place.device)))
-    earlier = place.start or place.text
+    earlier = place.text or place.start
     if earlier:
         shutil.copytree(earlier / "tokenizer", folder)
         tokenizer = tokenizers.load(folder)
