@@ -49,7 +49,7 @@ def evaluate_command(
     steps: Annotated[
         int | None,
         typer.Option(
-            help=f"Default: {STEPS}; with --paper or --protocol the paper's 50, on Flux 35; always 4 of bundled-4step."
+            help=f"Default: 4 of bundled-4step; else {STEPS}, with --paper or --protocol the paper's 50, on Flux 35."
         ),
     ] = None,
     guidance: Annotated[

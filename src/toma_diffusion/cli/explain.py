@@ -35,7 +35,7 @@ def explain(
     size: Annotated[int, typer.Option(help="Longest side of the image in pixels. Larger images are shrunk.")] = 512,
     model: Annotated[
         str,
-        typer.Option(help="Inspect this model instead: bundled, bundled-4step, a folder, a .safetensors file or a hub id."),
+        typer.Option(help="Inspect this model: bundled, bundled-4step, a folder, a .safetensors file or a hub id."),
     ] = "",
     prompt: Annotated[str, typer.Option(help="With --model: the prompt.")] = PROMPT,
     seed: Annotated[int, typer.Option(help="With --model: seed of the initial noise.")] = 0,
@@ -113,7 +113,14 @@ def _explain_photograph(console: Console, config: ToMAConfig, output: Path, imag
 
 
 def _explain_model(
-    console: Console, config: ToMAConfig, output: Path, model: str, prompt: str, seed: int, given_steps: int | None, device: str
+    console: Console,
+    config: ToMAConfig,
+    output: Path,
+    model: str,
+    prompt: str,
+    seed: int,
+    given_steps: int | None,
+    device: str,
 ) -> None:
     import torch
     from rich.progress import Progress

@@ -41,9 +41,7 @@ def generate(
         ),
     ] = "",
     seed: Annotated[int, typer.Option(help="Seed of the initial noise.")] = 0,
-    steps: Annotated[
-        int | None, typer.Option(help=f"Denoising steps. Default: {STEPS}; of bundled-4step 4.")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help=f"Denoising steps. Default: {STEPS}; of bundled-4step 4.")] = None,
     guidance: Annotated[
         float | None, typer.Option(help="Guidance scale. Default: that of the pipeline; of bundled-4step 1: none.")
     ] = None,
