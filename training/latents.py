@@ -89,6 +89,7 @@ def prepare_latents(data: Path, settings: LatentSettings, place: Place, limit: i
     if place.start:
         vae = AutoencoderKL.from_pretrained(place.start / "vae", local_files_only=True).to(place.device)
         latents = encode(vae, dataset.pixels(place.device))
+        place.work.mkdir(parents=True, exist_ok=True)
         shutil.copy(place.start / HISTORY, place.work / HISTORY)
     else:
         vae = build_vae(settings)

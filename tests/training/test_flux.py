@@ -113,7 +113,7 @@ def test_card_and_history(work):
 @pytest.fixture(scope="module")
 def further(command, work, text, tmp_path_factory):
     """The work folder of a training that went on from the exported model for one step."""
-    further = tmp_path_factory.mktemp("further")
+    further = tmp_path_factory.mktemp("further") / "new"
     options = ("--model", "flux", "--text", str(text), "--start", str(work / "pipeline"))
     run.main(command("all", further, *options, "--steps", "1", "--sample-steps", "1"))
     return further
