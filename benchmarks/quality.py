@@ -188,12 +188,12 @@ def where_and_when(at: Conditions) -> list[str]:
 
 
 def sharing(at: Conditions) -> list[str]:
-    """Weights for every run of blocks, or for all blocks of a kind."""
+    """What runs of blocks share, and in which parts of a region destinations are selected."""
     return [
-        f"{preset};region_tokens={tokens};share_weights={blocks}"
-        for preset in (FAST, f"toma-once:{EVERY_STEP}")
-        for tokens in (16, 64, 256)
-        for blocks in ("kind", "run")
+        f"{preset};region_tokens={tokens};selection_tokens={part};share={shared}"
+        for preset in (FAST, f"fast:scope=block;{EVERY_STEP}")
+        for tokens, part in ((16, 16), (64, 64), (256, 64), (256, 256), (1024, 64))
+        for shared in ("plan", "destinations", "nothing")
     ]
 
 

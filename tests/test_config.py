@@ -56,7 +56,8 @@ WRONG = [
     ("guidance_parts", 1.5),
     ("size_aware_attention", 1),
     ("norm_preserving", "yes"),
-    ("share_weights", "block"),
+    ("share", "blocks"),
+    ("selection_tokens", 0),
     ("backend", "cuda"),
 ]
 

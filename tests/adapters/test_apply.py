@@ -133,7 +133,7 @@ def test_two_generations_follow_the_schedule(family, scope, passes):
     """A direct loop over the denoiser, one or two calls a step; a new prompt begins a new generation. The second call
     of a step uses the plans of the first: it has the same sample."""
     model = family.build()
-    apply_toma(model, **SETTINGS, select_every=6, reweigh_every=3, scope=scope, share_weights="kind")
+    apply_toma(model, **SETTINGS, select_every=6, reweigh_every=3, scope=scope, share="plan")
     for generation in range(2):
         prompts = [family.inputs(seed=10 * generation + index) for index in range(passes)]
         name = "sample" if "sample" in prompts[0] else "hidden_states"

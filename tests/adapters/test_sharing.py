@@ -10,6 +10,7 @@ from toma_diffusion import apply_toma
 
 UNET = next(family for family in FAMILIES if family.name == "sdxl")
 EVERY_STEP = SETTINGS | {"select_every": 1, "reweigh_every": 1}
+DESTINATIONS = EVERY_STEP | {"share": "destinations"}
 
 
 def runs_of(model) -> int:
@@ -20,7 +21,7 @@ def runs_of(model) -> int:
 class TestUNet:
     def test_every_run_has_its_weights_and_all_have_the_destinations_of_the_first(self, scope):
         model = sdxl_unet()
-        apply_toma(model, **EVERY_STEP, scope=scope)
+        apply_toma(model, **DESTINATIONS, scope=scope)
         with CountOperators() as count:
             UNET.call(model)
         plans = state_of(model).current
@@ -32,9 +33,18 @@ class TestUNet:
                 assert slot.plan.positions is slot.first_of_kind.plan.positions
                 assert not torch.equal(slot.plan.weights, slot.first_of_kind.plan.weights)
 
+    def test_every_run_has_a_plan_of_its_own(self, scope):
+        model = sdxl_unet()
+        apply_toma(model, **EVERY_STEP, scope=scope)
+        with CountOperators() as count:
+            UNET.call(model)
+        assert count.calls["merge_weights"] == count.calls["facility_location"] == runs_of(model)
+        first, second = list(state_of(model).current.values())[:2]
+        assert not torch.equal(first.positions, second.positions)
+
     def test_one_plan_for_a_kind(self, scope):
         model = sdxl_unet()
-        apply_toma(model, **EVERY_STEP, scope=scope, share_weights="kind")
+        apply_toma(model, **EVERY_STEP, scope=scope, share="plan")
         with CountOperators() as count:
             UNET.call(model)
         assert len(state_of(model).current) == UNET.kinds
@@ -43,7 +53,7 @@ class TestUNet:
 
 def test_weights_are_kept_between_steps_that_reuse_them():
     model = sdxl_unet()
-    handle = apply_toma(model, **SETTINGS, scope="stage", select_every=4, reweigh_every=2)
+    handle = apply_toma(model, **SETTINGS, scope="stage", share="destinations", select_every=4, reweigh_every=2)
     inputs = UNET.inputs()
     with CountOperators() as count, torch.no_grad():
         for step in range(4):
@@ -56,14 +66,14 @@ def test_weights_are_kept_between_steps_that_reuse_them():
 def test_a_first_run_that_is_left_out_does_not_matter():
     """Skip-layer guidance leaves out blocks in an extra pass, which has plans of its own."""
     pipe = sd3_pipeline()
-    apply_toma(denoiser(pipe), **EVERY_STEP, scope="block")
+    apply_toma(denoiser(pipe), **DESTINATIONS, scope="block")
     image = run(pipe, skip_guidance_layers=[0], skip_layer_guidance_start=0.0, skip_layer_guidance_stop=1.0)
     assert image.isfinite().all()
 
 
 def test_memory_of_shared_destinations_is_counted_once():
     model = sdxl_unet()
-    handle = apply_toma(model, **EVERY_STEP, scope="stage")
+    handle = apply_toma(model, **DESTINATIONS, scope="stage")
     UNET.call(model)
     plans = state_of(model).current.values()
     buffers = {buffer.data_ptr(): buffer.nbytes for plan in plans for buffer in plan.buffers}

@@ -56,7 +56,7 @@ class TestMerging:
         [
             changed(ratio=0.3),
             changed(scope="block"),
-            changed(share_weights="kind"),
+            changed(share="plan"),
             changed(unmerge="pseudo-inverse"),
             changed(skip_blocks=(0,)),
             ToDoConfig(),

@@ -45,7 +45,7 @@ def test_nothing_waits_for_the_device_in_the_loop(family, scope):
     [
         ("sdxl", {"scope": "module"}),
         ("sdxl", {"scope": "module", "scale": math.inf, "assign": "global"}),
-        ("sdxl", {"scope": "module", "share_weights": "kind"}),
+        ("sdxl", {"scope": "module", "share": "plan"}),
         ("sdxl", {"scope": "stage"}),
         ("flux", {"scope": "module"}),
         ("flux", {"scope": "stage"}),

@@ -25,7 +25,7 @@ REGIONS = ("tile", "stripe", "global")
 ASSIGNMENTS = ("local", "global")
 UNMERGES = ("transpose", "pseudo-inverse")
 SCOPES = ("module", "block", "stage")
-SHARERS = ("kind", "run")
+SHARES = ("plan", "destinations", "nothing")
 BACKENDS = ("auto", "torch", "triton")
 BOUNDS = ("lower-bound", "floor")
 """Former presets. They turn images into noise; only `toma bench` uses them, as bounds of the time."""
@@ -60,12 +60,17 @@ class ToMAConfig(Config):
     the row-major sequence, which need no reordering) or `global` (one region, slowest)."""
 
     region_tokens: int = 256
-    """Requested number of tokens in a region. The nearest shape that divides the grid evenly is used. Larger regions
-    offer more tokens to choose from, smaller ones are faster to choose in. `global` takes the whole grid."""
+    """Requested number of tokens in a region. Tokens merge only inside their region, with `assign="local"`. The nearest
+    shape that divides the grid evenly is used. Larger regions offer more destinations. `global` takes the whole
+    grid."""
+
+    selection_tokens: int = 64
+    """Requested number of tokens in the parts of a region in which destinations are selected. Each part selects its
+    share. Smaller is faster; as large as `region_tokens`, the whole region selects at once."""
 
     num_regions: int | None = None
-    """Requested number of regions, in place of `region_tokens`. This is how the paper counts: the same number then
-    means small regions on a small grid and large ones on a large grid."""
+    """Requested number of regions, in place of `region_tokens` and `selection_tokens`. This is how the paper counts:
+    the same number then means small regions on a small grid and large ones on a large grid."""
 
     distance_weight: float = 0.3
     """How much nearness in the image counts: the similarity of two tokens is their cosine minus this times the square
@@ -109,10 +114,10 @@ class ToMAConfig(Config):
     reweigh_every: int = 5
     """Steps between two computations of the merge weights. Higher is faster; a selection always reweighs."""
 
-    share_weights: str = "run"
-    """Which blocks share the merge weights: those of a `run`, such as one `Transformer2DModel` of a UNet, or all of one
-    `kind`, as in the paper. Destinations are always shared by a kind. In a UNet, tokens before and after the middle
-    differ much, and weights of one do not fit the other. Weights for every run cost little time."""
+    share: str = "nothing"
+    """What runs of blocks of the same kind share, such as the `Transformer2DModel`s of one level of a UNet: the whole
+    `plan`, as in the paper; its `destinations`, with weights for every run; or `nothing`. In a UNet, tokens before and
+    after the middle differ much, and weights of one do not fit the other. Blocks of one run always share a plan."""
 
     size_aware_attention: bool = False
     """Whether a merged token counts in self-attention as often as the tokens it stands for: the logarithm of their
@@ -134,7 +139,7 @@ class ToMAConfig(Config):
             "distance_weight",
             check_number("distance_weight", self.distance_weight, "0 or more, and finite", _is_finite),
         )
-        for name in ("region_tokens", "select_every", "reweigh_every"):
+        for name in ("region_tokens", "selection_tokens", "select_every", "reweigh_every"):
             self._set(name, check_integer(name, getattr(self, name), minimum=1))
         if self.num_regions is not None:
             self._set("num_regions", check_integer("num_regions", self.num_regions, minimum=1))
@@ -149,7 +154,7 @@ class ToMAConfig(Config):
             ("assign", ASSIGNMENTS),
             ("unmerge", UNMERGES),
             ("scope", SCOPES),
-            ("share_weights", SHARERS),
+            ("share", SHARES),
             ("backend", BACKENDS),
         ):
             check_one_of(name, getattr(self, name), allowed)
@@ -196,7 +201,7 @@ def _is_finite(value: float) -> bool:
     return 0 <= value < math.inf
 
 
-_PAPER: Mapping[str, Any] = MappingProxyType({"distance_weight": 0.0, "share_weights": "kind"})
+_PAPER: Mapping[str, Any] = MappingProxyType({"distance_weight": 0.0, "share": "plan"})
 """The paper does not look at distances, and has one plan for all blocks of a kind."""
 _EVERY_STEP: Mapping[str, Any] = MappingProxyType({"select_every": 1, "reweigh_every": 1})
 

@@ -156,8 +156,11 @@ class MergePlan(Plan):
         self.parts = parts
         self.joint = joint
         self.nearness = Nearness(config.distance_weight, parts)
-        self.regions = Regions.divide(grid, config.region, tokens=config.region_tokens, count=config.num_regions)
-        self.assign_regions = self.regions if config.assign == "local" else Regions.divide(grid, "global")
+        region = Regions.divide(grid, config.region, tokens=config.region_tokens, count=config.num_regions)
+        self.regions = region if config.num_regions is not None else region.subdivide(config.selection_tokens)
+        """In which destinations are selected."""
+        self.assign_regions = region if config.assign == "local" else Regions.divide(grid, "global")
+        """In which tokens are assigned to them. The others divide these."""
         ratio = config.ratio if grid.num_tokens >= config.min_tokens else 0.0
         self.destinations_per_region = num_destinations(self.regions.size, ratio)
 
@@ -276,7 +279,9 @@ class MergePlan(Plan):
             return f"left whole: fewer than min_tokens={self.config.min_tokens}"
         if self.is_identity and self.config.ratio:
             return f"left whole: {self.regions.describe()}, too small to remove {self.config.ratio:.0%} of it"
-        return self.regions.describe()
+        if self.regions == self.assign_regions or self.config.assign == "global":
+            return self.regions.describe()
+        return f"{self.assign_regions.describe()}, selected in {self.regions.describe()}"
 
     def wants(self, action: Action) -> bool:
         """Whether `update` with this action would compute anything. What is missing is always computed."""
@@ -362,9 +367,8 @@ class MergePlan(Plan):
         """Store [B / parts, R, k], or [R, k] for all samples, indices inside each region."""
         pictures = self.batch_size // self.parts
         per_picture = local.expand(pictures, self.regions.count, self.destinations_per_region)
-        positions = self.regions.positions(per_picture)
-        self.positions.copy_(positions.repeat(self.parts, 1))
-        chosen = per_picture if self.assign_regions is self.regions else positions
+        chosen = self.regions.inside(self.assign_regions, per_picture)
+        self.positions.copy_(self.assign_regions.positions(chosen).repeat(self.parts, 1))
         self.destinations.copy_(chosen.reshape(self.destinations.shape))
         self._selector._has_destinations = True
 

@@ -75,6 +75,15 @@ class Regions:
         height, width = (side, side) if count is None else (grid.height / side, grid.width / side)
         return cls(kind, grid, *_nearest_shape(grid, height, width), grid.width)
 
+    def subdivide(self, tokens: int) -> Regions:
+        """Cut every region into parts of about `tokens` tokens."""
+        if tokens >= self.size:
+            return self
+        shape = (1, tokens) if self.kind == "stripe" else (math.sqrt(tokens), math.sqrt(tokens))
+        height, width = _nearest_shape(Grid(self.height, self.width), *shape)
+        kind = "tile" if self.kind == "global" else self.kind
+        return Regions(kind, self.layout, height, width, self.grid_width)
+
     @property
     def size(self) -> int:
         """Tokens in one region: n."""
@@ -108,6 +117,24 @@ class Regions:
     def positions(self, local: Tensor) -> Tensor:
         """Indices inside each region to row-major indices of the grid: [..., R, k] -> [..., R·k]."""
         return self.tiling.positions(local).flatten(-2)
+
+    def inside(self, outer: Regions, local: Tensor) -> Tensor:
+        """Indices inside each region to indices inside the regions of `outer`, which these divide.
+
+        [..., R, k] -> [..., R of outer, n · k], n regions in each of the outer ones.
+        """
+        if outer == self:
+            return local
+        positions = self.tiling.positions(local)
+        if outer.count == 1:
+            return positions.flatten(-2)[..., None, :]
+        rows, columns = self.layout.height // self.height, self.layout.width // self.width
+        down, across = outer.height // self.height, outer.width // self.width
+        grouped = positions.unflatten(-2, (rows // down, down, columns // across, across)).transpose(-4, -3)
+        grouped = grouped.flatten(-3).flatten(-3, -2)
+        row, column = grouped // self.layout.width, grouped % self.layout.width
+        indices: Tensor = row % outer.height * outer.width + column % outer.width
+        return indices
 
 
 @lru_cache(maxsize=256)

@@ -24,7 +24,7 @@ FILE = Path(__file__).with_name("step_costs.csv")
 """Written by benchmarks/step_costs.py from the rows in benchmarks/results."""
 MERGED, SKIPPED = "merged", "skipped"
 """Kinds of steps."""
-TIME_SETTINGS = ("unmerge", "sites", "share_weights", "size_aware_attention", "norm_preserving")
+TIME_SETTINGS = ("unmerge", "sites", "share", "size_aware_attention", "norm_preserving")
 """Settings that change the time of a step. The regions, how destinations are chosen and how often cost far less."""
 MODELS_OF_LIKE_BLOCKS = ("flux",)
 """Models whose blocks cost about the same each, so that half of them merged saves half. Those of a UNet do not: they

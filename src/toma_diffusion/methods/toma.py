@@ -15,6 +15,8 @@ from toma_diffusion.hooks.state import MergeState, Slot
 from toma_diffusion.hooks.summary import BlockRecord
 from toma_diffusion.methods.base import Method, Placed
 
+_SHARED = {"plan": "one plan", "destinations": "destinations", "nothing": "nothing"}
+
 
 class ToMA(Method[ToMAConfig]):
     """Blocks of one kind share a plan. Tokens are merged around modules, around blocks, or around runs of blocks."""
@@ -48,7 +50,7 @@ class ToMA(Method[ToMAConfig]):
             lines.append("merged tokens keep the mean length of their tokens")
         if config.min_tokens:
             lines.append(f"grids of fewer than {config.min_tokens} tokens left whole")
-        lines.append(f"weights shared by the blocks of a {config.share_weights}")
+        lines.append(f"runs of blocks of one kind share {_SHARED[config.share]}")
         lines.append(f"selected every {_steps(config.select_every)}, reweighed every {_steps(config.reweigh_every)}")
         return lines
 
@@ -90,12 +92,13 @@ def _around_blocks(config: ToMAConfig, blocks: list[Block], reasons: dict[int, s
 
 
 def _site(config: ToMAConfig, state: MergeState, block: Block, spec: SiteSpec | None = None) -> Site:
-    """A site of the block. Blocks of a kind share destinations; those of a run, or all of the kind, share weights."""
+    """A site of the block. Blocks of a run share a plan. Runs of one kind share it too, or its destinations, or none."""
     of_kind = [slot for slot in state.slots if slot.kind == block.kind]
-    sharers = block.kind if config.share_weights == "kind" else block.run
+    sharers = block.kind if config.share == "plan" else block.run
     slot = next((slot for slot in of_kind if slot.sharers == sharers), None)
     if slot is None:
-        name, first = (f"{block.kind}, {block.run}", of_kind[0]) if of_kind else (block.kind, None)
+        name = f"{block.kind}, {block.run}" if of_kind else block.kind
+        first = of_kind[0] if of_kind and config.share == "destinations" else None
         slot = Slot(name, block.kind, partial(MergePlan, config=config), sharers, first)
         state.slots.append(slot)
     return Site(state, slot) if spec is None else Site(state, slot, spec.leave_alone)
