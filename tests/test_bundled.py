@@ -1,4 +1,4 @@
-"""The demo model: trained, small, and what its card says."""
+"""The demo models: trained, small, and what their cards say."""
 
 import csv
 import json
@@ -6,12 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import toma_diffusion_demo
 from diffusers import StableDiffusionPipeline
 from safetensors import safe_open
+from toma_diffusion_demo import four_step_folder
 
 from toma_diffusion import apply_toma
-from toma_diffusion.pipelines.checkpoints import bundled_model
-from toma_diffusion.pipelines.generation import ImageRequest, generate_image
+from toma_diffusion.pipelines.checkpoints import (
+    DEMO_MODELS,
+    FOUR_STEP,
+    MADE_FOR,
+    bundled_model,
+    can_be_opened,
+    load_pipeline,
+    public_name,
+)
+from toma_diffusion.pipelines.generation import ImageRequest, generate_image, generate_images
 
 ROOT = Path(__file__).parents[1]
 LOGS = ("vae", "diffusion-1", "diffusion-2", "diffusion-3")
@@ -23,6 +33,11 @@ def pipe():
     pipe = StableDiffusionPipeline.from_pretrained(bundled_model(), local_files_only=True)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+@pytest.fixture(scope="module")
+def four_step():
+    return load_pipeline(FOUR_STEP, device="cpu")
 
 
 def colours(image):
@@ -38,6 +53,12 @@ def test_it_is_small_and_in_half_precision():
     for path in bundled_model().rglob("*.safetensors"):
         with safe_open(path, framework="pt") as weights:
             assert {weights.get_slice(name).get_dtype() for name in weights.keys()} <= {"F16", "I64"}, path  # noqa: SIM118
+
+
+def test_the_package_is_small():
+    files = [path for path in Path(toma_diffusion_demo.__file__).parent.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 56 * MIB
+    assert sum(path.stat().st_size for path in four_step_folder().iterdir()) <= 3 * MIB
 
 
 def test_it_has_the_structure_of_sdxl_and_1024_tokens(pipe):
@@ -82,3 +103,64 @@ def test_the_card_lists_every_stage():
     card = (bundled_model() / "README.md").read_text()
     for chapter in json.loads((bundled_model() / "training.json").read_text()):
         assert f"| {chapter['steps']:,} | {chapter['images']:,} of {chapter['different_images']:,} |" in card
+
+
+class TestFourSteps:
+    STEPS, GUIDANCE = MADE_FOR[FOUR_STEP]
+
+    def request(self, prompt):
+        return ImageRequest(prompt, steps=self.STEPS, guidance=self.GUIDANCE)
+
+    def test_it_is_known_by_name(self):
+        assert FOUR_STEP in DEMO_MODELS
+        assert can_be_opened(FOUR_STEP)
+        assert public_name(FOUR_STEP) == FOUR_STEP
+
+    def test_it_differs_from_the_demo_model_in_the_unet_alone(self, pipe, four_step):
+        for name, same in (("unet", False), ("vae", True), ("text_encoder", True)):
+            weights, others = (getattr(each, name).state_dict() for each in (pipe, four_step))
+            assert all(weights[key].equal(others[key]) for key in weights) == same
+            assert list(weights) == list(others)
+
+    def test_images_show_what_the_prompt_says(self, four_step):
+        red, blue = (
+            generate_image(four_step, self.request(f"3d emoji of a {colour} heart")) for colour in ("red", "blue")
+        )
+        assert colours(red)[0] > 2 * colours(red)[2]
+        assert colours(blue)[2] > 2 * colours(blue)[0]
+
+    def test_its_tokens_can_be_merged(self, four_step):
+        request = self.request("3d emoji of a red heart")
+        whole = np.asarray(generate_image(four_step, request), dtype=np.float64)
+        with apply_toma(four_step):
+            merged = np.asarray(generate_image(four_step, request), dtype=np.float64)
+        assert 0 < np.square(merged - whole).mean() < 255**2 / 100  # above 20 dB
+
+    @pytest.mark.slow
+    def test_it_is_nearer_to_the_teacher_than_the_teacher_s_own_four_steps(self, pipe, four_step):
+        prompts = ("3d emoji of a red apple", "3d emoji of a penguin", "a photo of blue pants")
+
+        def draw(pipe, steps, guidance):
+            requests = [ImageRequest(prompt, steps=steps, guidance=guidance) for prompt in prompts]
+            return np.stack([np.asarray(image, dtype=np.float64) for image in generate_images(pipe, requests)])
+
+        teacher = draw(pipe, 20, 4.0)
+        psnr = [
+            -10 * np.log10(np.square(images - teacher).mean(axis=(1, 2, 3)) / 255**2).mean()
+            for images in (draw(pipe, 4, 4.0), draw(four_step, self.STEPS, self.GUIDANCE))
+        ]
+        assert psnr[1] > psnr[0] + 1
+
+    def test_card_and_log_are_those_of_its_training(self):
+        (chapter,) = json.loads((four_step_folder() / "training.json").read_text())
+        with (ROOT / "training" / "logs" / "distill.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert int(rows[-1]["step"]) == chapter["steps"]
+        assert float(rows[-1]["seconds"]) == chapter["seconds"]
+        assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+        card = (four_step_folder() / "README.md").read_text()
+        minutes, steps, pictures = chapter["seconds"] / 60, chapter["steps"], chapter["different_images"]
+        assert f"{minutes:.1f} minutes, {steps:,} steps, {pictures:,} pictures by the teacher" in card
+        assert f"num_inference_steps={self.STEPS}, guidance_scale={self.GUIDANCE:g}" in card
+        settings = chapter["settings"]
+        assert (settings["steps"], f"rank {settings['rank']}," in card) == (self.STEPS, True)

@@ -97,14 +97,14 @@ def chapter(stage: str, emoji_share: float, state: dict[str, Any], place: Place)
     }
 
 
-def history_of(state: dict[str, Any], place: Place) -> list[dict[str, Any]]:
-    """What the networks went through: if they came from an exported pipeline, its own history first."""
+def history_of(stage: str, state: dict[str, Any], place: Place) -> list[dict[str, Any]]:
+    """What the networks went through: if they came from an exported model, its own history first."""
     if (place.work / HISTORY).exists():
         earlier = json.loads((place.work / HISTORY).read_text())
     else:
         vae_state = torch.load(place.work / "vae.pt", map_location="cpu", weights_only=True, mmap=True)
         earlier = [chapter("autoencoder", 0.5, vae_state, place)]
-    return [*earlier, chapter("UNet and text encoder", state["settings"]["emoji_share"], state, place)]
+    return [*earlier, chapter(stage, state["settings"]["emoji_share"], state, place)]
 
 
 def table_line(each: dict[str, Any]) -> str:
@@ -145,7 +145,7 @@ def export(settings: UNetSettings, place: Place, max_mib: float = MAX_MIB) -> Pa
     unfinished = place.work / "pipeline.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     write_files(pipeline, place.work / "tokenizer", unfinished)
-    history = history_of(state, place)
+    history = history_of("UNet and text encoder", state, place)
     (unfinished / HISTORY).write_text(json.dumps(history, indent=2) + "\n")
     (unfinished / "README.md").write_text(model_card(pipeline, history))
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from toma_diffusion_demo.loading import SCALE, WEIGHTS, DemoFluxPipeline, build_flux_pipeline, flux_pipeline
 from torch import Tensor
 
-from training.export import MIB, ModelTooLargeError, chapter, folder_mib, millions, table_line
+from training.export import MIB, ModelTooLargeError, folder_mib, history_of, millions, table_line
 from training.flux import load_text_encoder
 from training.loop import HISTORY, Place, averaged
 from training.models import build_flow_scheduler, build_flux
@@ -94,11 +94,7 @@ def export_flux(settings: FluxSettings, place: Place, max_mib: float = MAX_MIB) 
     for path in unfinished.rglob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes them for the owner alone
 
-    vae_state = torch.load(place.work / "vae.pt", map_location="cpu", weights_only=True, mmap=True)
-    history = [
-        chapter("autoencoder", 0.5, vae_state, place),
-        chapter("transformer", settings.emoji_share, state, place),
-    ]
+    history = history_of("transformer", state, place)
     (unfinished / HISTORY).write_text(json.dumps(history, indent=2) + "\n")
     assert place.text is not None
     likeness = similarity(settings, place, build_flux_pipeline(transformer, vae, scheduler, place.text), unfinished)
@@ -112,7 +108,7 @@ def export_flux(settings: FluxSettings, place: Place, max_mib: float = MAX_MIB) 
             width=settings.heads * settings.head_channels,
             shift=f"{settings.shift:g}",
             image_size=settings.image_size,
-            images=f"{history[-1]['different_images']:,}",
+            images=f"{max(each['different_images'] for each in history):,}",
             small_share=f"{settings.small_share:.0%}",
             likeness=f"{likeness:.1f}",
             history="\n".join(table_line(each) for each in history),

@@ -81,6 +81,7 @@ def export_four_step(settings: FourStepSettings, place: Place, max_mib: float = 
             updates=f"{history[0]['steps']:,}",
             pictures=f"{history[0]['different_images']:,}",
             device=f"{history[0]['device']}, torch {history[0]['torch']}",
+            compared=COMPARED,
             before=f"{before:.1f}",
             after=f"{after:.1f}",
         )

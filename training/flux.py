@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
+from toma_diffusion_demo.loading import load_transformer
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 from transformers import CLIPTextModel
@@ -63,6 +64,9 @@ class Flow:
         self.text_encoder = load_text_encoder(self.place)
         torch.manual_seed(self.settings.seed)
         self.transformer = build_flux(self.settings, self.text_encoder.config.hidden_size)
+        if self.place.start:
+            earlier = load_transformer(self.place.start / "transformer", torch.float32)
+            self.transformer.load_state_dict(earlier.state_dict())
         norm_in_one_precision(self.transformer)
         if self.place.compile:
             self.transformer.compile_repeated_blocks(dynamic=False)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains the Flux-class model and the four-step model, one after the other, on one GPU: what the demo package holds.
+# Trains the Flux-class model and the four-step model, one after the other, on one GPU, for the demo package.
 #
 #   bash training/gpu_job.sh WORK DATA OUT [FLUX_MINUTES [FOUR_STEP_MINUTES [MORE...]]]
 #
@@ -7,7 +7,8 @@
 # or the whole data. With 0 minutes a model is left out. OUT gets the results, each as soon as it exists: vae.zip,
 # flux.zip, flux_samples.jpg, lora.zip, 4step_samples.jpg, logs.zip, and `done` or `failed` at the end. MORE goes to
 # training.run, such as "--tiny --limit 8 --steps 20" for a try on a CPU. Unpacked into WORK/flux, vae.zip saves another
-# run the training of the autoencoder.
+# run the training of the autoencoder. With 0 four-step minutes and "--start FOLDER", an unpacked flux.zip is trained
+# further.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 work=$1 data=$2 out=$3 flux_minutes=${4:-6.75} four_step_minutes=${5:-3.6}

@@ -89,13 +89,14 @@ def prepare_latents(data: Path, settings: LatentSettings, place: Place, limit: i
     if place.start:
         vae = AutoencoderKL.from_pretrained(place.start / "vae", local_files_only=True).to(place.device)
         latents = encode(vae, dataset.pixels(place.device))
+        place.work.mkdir(parents=True, exist_ok=True)
         shutil.copy(place.start / HISTORY, place.work / HISTORY)
     else:
         vae = build_vae(settings)
         averaged(vae, trained)
         vae.to(place.device)
         latents = normalise(vae, encode(vae, dataset.pixels(place.device)))
-    earlier = place.start or place.text
+    earlier = place.text or place.start
     if earlier:
         shutil.copytree(earlier / "tokenizer", folder)
         tokenizer = tokenizers.load(folder)

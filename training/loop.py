@@ -47,7 +47,7 @@ class Place:
     compile: bool = False
     checkpoint_seconds: float = 60.0
     start: Path | None = None
-    """An exported pipeline whose networks to train further, in place of new ones."""
+    """An exported model whose networks to train further, in place of new ones."""
     text: Path | None = None
     """An exported pipeline whose vocabulary and text encoder to use as they are, in place of new ones."""
 

@@ -42,6 +42,8 @@ SHARES = {
     "4step": {"distill": 0.85},
 }
 """Of the minutes of `all`; what is left is for reading, encoding, exporting and sampling."""
+DENOISERS = {"unet": "unet", "flux": "transformer"}
+"""The folder of an exported model that another training can start from."""
 READS_DATA = ("vae", "latents", "distill")
 
 
@@ -72,7 +74,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--data", type=Path, help=f"folder of fluent_emoji.npz and clothing.npz ({', '.join(READS_DATA)})"
     )
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints, logs and results")
-    parser.add_argument("--start", type=Path, help="an exported pipeline to train further (stages latents, diffusion)")
+    parser.add_argument("--start", type=Path, help="an exported unet or flux to train further, without the stage vae")
     parser.add_argument("--text", type=Path, help="the pipeline whose text encoder flux uses, or that 4step distills")
     parser.add_argument("--minutes", type=duration, default=12.0, help="for this stage, or for all of them together")
     parser.add_argument("--steps", type=whole, help="stop after so many steps even if minutes are left")
@@ -93,13 +95,26 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--model {options.model} needs --text, an exported pipeline such as the demo model")
     if options.stage in (*READS_DATA, "all") and options.data is None:
         parser.error(f"the stage {options.stage} needs --data")
-    if options.start and options.model != "unet":
-        parser.error("--start is for --model unet")
-    if options.start and options.stage in ("vae", "all"):
-        parser.error("--start takes the autoencoder as it is: run the stages latents, diffusion, export one by one")
-    if options.start and not (options.start / "model_index.json").exists():
-        parser.error(f"--start {options.start} is no exported pipeline: it has no model_index.json")
+    if options.model == "unet" and options.text:
+        parser.error("--text is for --model flux and 4step: unet learns a text encoder of its own")
+    if options.start and options.model not in DENOISERS:
+        parser.error(f"--start is for --model {' and '.join(DENOISERS)}")
+    if options.start and options.stage == "vae":
+        parser.error("--start takes the autoencoder as it is: there is no stage vae")
+    if options.start and not (options.start / DENOISERS[options.model]).exists():
+        parser.error(f"--start {options.start} is no exported {options.model}: it has no {DENOISERS[options.model]}/")
     return options
+
+
+def shares(options: argparse.Namespace) -> dict[str, float]:
+    """The stages to run, and the share of the minutes each may train. One that is left out leaves its own to the
+    denoiser."""
+    if options.stage != "all":
+        return {options.stage: 1.0}
+    share = {stage: SHARES[options.model].get(stage, 1.0) for stage in STAGES[options.model]}
+    if options.start:
+        share["diffusion"] += share.pop("vae")
+    return share
 
 
 def run_unet(stage: str, settings: Any, place: Place, budget: Budget, options: argparse.Namespace) -> None:
@@ -159,8 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.backends.cudnn.benchmark = True
     use_attention(options.attention)
 
-    for stage in STAGES[options.model] if options.stage == "all" else (options.stage,):
-        share = SHARES[options.model].get(stage, 1.0) if options.stage == "all" else 1.0
+    for stage, share in shares(options).items():
         budget = Budget(options.minutes * share, options.steps)
         if stage == "vae":
             train_vae(options.data, settings, place, budget, options.limit)

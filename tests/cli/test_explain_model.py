@@ -4,10 +4,11 @@ import csv
 
 import pytest
 from PIL import Image
-from tiny_text import pipeline_folder
+from tiny_text import pipeline_folder, text_pipeline
 from typer.testing import CliRunner
 
 from toma_diffusion.cli import app
+from toma_diffusion.pipelines import checkpoints
 
 
 def invoke(*arguments: str):
@@ -38,6 +39,15 @@ def test_both_pictures_and_their_rows(tmp_path):
     assert any(float(row["share"]) < 1 for row in rows if row["step"] == "9")
     assert rows[0]["prompt"] == "a shoe"
     assert not output.exists()  # that is the name without --model
+
+
+def test_the_four_step_model_takes_four_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "load_pipeline", lambda *_: text_pipeline())
+    output = tmp_path / "look.png"
+    result = invoke("--model", "bundled-4step", "--output", str(output))
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader(output.with_name("look-destinations.csv").open()))
+    assert {(row["model"], row["steps"]) for row in rows} == {("bundled-4step", "4")}
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
-from tiny_text import pipeline_folder
+from tiny_text import pipeline_folder, text_pipeline
 from typer.testing import CliRunner
 
 from toma_diffusion import ToMAConfig
 from toma_diffusion.cli import app
+from toma_diffusion.pipelines import checkpoints
 from toma_diffusion.pipelines.checkpoints import load_pipeline
 from toma_diffusion.pipelines.generation import ImageRequest, generate_image, read_settings
 
@@ -63,6 +64,23 @@ def test_other_methods_and_their_own_ratio(tmp_path):
     result = invoke("--preset", "todo", "--output", str(tmp_path / "image.png"))
     assert result.exit_code == 0, result.output
     assert read_settings(tmp_path / "image.png")["config"]["ratio"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--model", "bundled"], (20, None)),
+        (["--model", "bundled-4step"], (4, 1.0)),
+        (["--model", "bundled-4step", "--steps", "2", "--guidance", "3"], (2, 3.0)),
+    ],
+)
+def test_the_defaults_are_those_of_the_model(arguments, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "load_pipeline", lambda *_: text_pipeline())
+    output = tmp_path / "image.png"
+    result = CliRunner().invoke(app, ["generate", "a red apple", *arguments, "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    settings = read_settings(output)
+    assert (settings["model"], settings["steps"], settings["guidance"]) == (arguments[1], *expected)
 
 
 def test_an_output_that_cannot_be_written_is_reported_before_anything_is_generated(tmp_path):

@@ -15,7 +15,7 @@ import torch
 from accelerate import PartialState
 from PIL import Image
 from run_folders import FACTS, finished_run
-from tiny_text import PROMPTS, pipeline_folder
+from tiny_text import PROMPTS, pipeline_folder, text_pipeline
 from tiny_weights import inception_file, lpips_file
 from typer.testing import CliRunner
 
@@ -25,6 +25,7 @@ from toma_diffusion.evaluation.run import evaluate
 from toma_diffusion.evaluation.table import rows_of
 from toma_diffusion.evaluation.variants import UNMERGED, VariantSpec, variants_of
 from toma_diffusion.metrics import MetricSet
+from toma_diffusion.pipelines import checkpoints
 from toma_diffusion.pipelines.checkpoints import load_pipeline
 from toma_diffusion.pipelines.generation import read_settings
 
@@ -343,6 +344,27 @@ class TestShortcutsAndBatches:
         result = invoke(command(tmp_path / "run", *more))
         assert result.exit_code == 2
         assert message in result.output
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "expected"),
+    [
+        ("bundled", ("--methods", "todo"), (20, None)),
+        ("bundled-4step", ("--methods", "todo"), (4, 1.0)),
+        ("bundled-4step", ("--paper", "table6"), (4, 1.0)),
+        ("bundled-4step", ("--methods", "todo", "--steps", "2", "--guidance", "3"), (2, 3.0)),
+    ],
+)
+def test_the_defaults_are_those_of_the_model(model, more, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "load_pipeline", lambda *_: text_pipeline())
+    prompts, output = tmp_path / "prompts.txt", tmp_path / "run"
+    prompts.write_text(PROMPTS[0])
+    result = invoke(
+        ["eval", "--model", model, "--prompts", str(prompts), "--metrics", "mse", "--output", str(output), *more]
+    )
+    assert result.exit_code == 0, result.output
+    plan = RunFolder(output).plan
+    assert (plan.model, plan.steps, plan.guidance) == (model, *expected)
 
 
 def test_a_table_of_the_paper(command, tmp_path):

@@ -11,7 +11,13 @@ from tiny_text import pipeline_folder
 
 from toma_diffusion import UsageError
 from toma_diffusion.bench.models import load
-from toma_diffusion.pipelines.checkpoints import bundled_model, fingerprint, load_pipeline, public_name
+from toma_diffusion.pipelines.checkpoints import (
+    bundled_model,
+    fingerprint,
+    load_pipeline,
+    public_name,
+    steps_and_guidance,
+)
 from toma_diffusion.pipelines.generation import ImageRequest, generate_image
 
 
@@ -54,6 +60,39 @@ def test_without_the_demo_package_the_error_says_what_to_install(monkeypatch):
     for open_bundled in (load_pipeline, lambda model: load(model, device=torch.device("cpu"))):
         with pytest.raises(UsageError, match=r"pip install 'toma-diffusion\[demo\]' .*pip install \./demo-model"):
             open_bundled("bundled")
+
+
+def test_a_demo_package_of_an_older_version_is_named(monkeypatch):
+    monkeypatch.delattr("toma_diffusion_demo.loading.four_step_pipeline")
+    with pytest.raises(UsageError, match=r"'bundled-4step' is not in the toma-diffusion-demo .* Install a newer one"):
+        load_pipeline("bundled-4step", device="cpu")
+
+
+def test_the_flux_class_model_is_not_there_yet(monkeypatch, tmp_path):
+    monkeypatch.setattr("toma_diffusion_demo.loading.flux_folder", lambda: tmp_path / "flux")
+    for open_model in (load_pipeline, lambda model: load(model, device=torch.device("cpu"))):
+        with pytest.raises(UsageError, match=r"^model 'bundled-flux' is not part of this version .*: train it with"):
+            open_model("bundled-flux")
+
+
+def test_only_models_that_are_there_are_offered():
+    for open_model in (load_pipeline, lambda model: load(model, device=torch.device("cpu"))):
+        with pytest.raises(UsageError, match=r"bundled, bundled-4step, a folder"):
+            open_model("no such model")
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "expected"),
+    [
+        ("bundled", (None, None), (20, None)),
+        ("bundled-4step", (None, None), (4, 1.0)),
+        ("bundled-4step", (8, None), (8, 1.0)),
+        ("bundled-4step", (None, 2.0), (4, 2.0)),
+        ("owner/name", (8, 0.0), (8, 0.0)),
+    ],
+)
+def test_what_is_given_comes_before_what_a_model_is_made_for(model, given, expected):
+    assert steps_and_guidance(model, *given, usual_steps=20) == expected
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,55 @@ def test_card_and_history(work):
     assert [chapter["stage"] for chapter in history] == ["autoencoder", "transformer"]
 
 
+@pytest.fixture(scope="module")
+def further(command, work, text, tmp_path_factory):
+    """The work folder of a training that went on from the exported model for one step."""
+    further = tmp_path_factory.mktemp("further") / "new"
+    options = ("--model", "flux", "--text", str(text), "--start", str(work / "pipeline"))
+    run.main(command("all", further, *options, "--steps", "1", "--sample-steps", "1"))
+    return further
+
+
+def test_an_exported_model_is_trained_further(work, further):
+    before = dequantised(load_file(work / "pipeline" / "transformer" / WEIGHTS))
+    average = torch.load(further / "diffusion.pt", weights_only=True)["average"]
+    changes = [(average[name] - weight).abs().max().item() for name, weight in before.items()]
+    assert 0 < max(changes) < 1e-3  # one warm-up step away, not new
+    assert not (further / "vae.pt").exists()
+    vae = "vae/diffusion_pytorch_model.safetensors"
+    assert (further / "pipeline" / vae).read_bytes() == (work / "pipeline" / vae).read_bytes()
+
+
+def test_what_went_before_is_told(further):
+    history = json.loads((further / "pipeline" / "training.json").read_text())
+    assert [(chapter["stage"], chapter["steps"]) for chapter in history] == [
+        ("autoencoder", 25),
+        ("transformer", 25),
+        ("transformer", 1),
+    ]
+    assert (further / "pipeline" / "README.md").read_text().count("| transformer | ") == 2
+
+
+def test_what_cannot_be_started_from_is_named(command, text, work, tmp_path, capsys):
+    for model, start, message in (
+        ("flux", text, "is no exported flux: it has no transformer/"),
+        ("4step", work / "pipeline", "--start is for --model unet and flux"),
+    ):
+        with pytest.raises(SystemExit):
+            run.main(command("all", tmp_path, "--model", model, "--text", str(text), "--start", str(start)))
+        assert message in capsys.readouterr().err
+
+
+def test_without_an_autoencoder_to_train_its_time_is_the_transformer_s(work, text):
+    options = ("all", "--model", "flux", "--text", str(text), "--data", "data", "--work", "work")
+    assert run.shares(run.parse([*options, "--start", str(work / "pipeline")])) == {
+        "latents": 1.0,
+        "diffusion": pytest.approx(0.85),
+        "export": 1.0,
+        "samples": 1.0,
+    }
+
+
 def test_samples_are_a_grid_of_64(work):
     with Image.open(work / "samples.png") as image:
         assert image.size == (8 * TINY_FLUX.image_size, 8 * (TINY_FLUX.image_size + 34))

@@ -120,10 +120,10 @@ def test_an_exported_pipeline_is_trained_further(trained, command, tmp_path):
 def test_what_cannot_be_started_from_is_named(trained, command, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run.main(command("diffusion", tmp_path, "--start", str(tmp_path)))
-    assert "is no exported pipeline" in capsys.readouterr().err
+    assert "is no exported unet: it has no unet/" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run.main(command("vae", tmp_path, "--start", str(trained / "pipeline")))
-    assert "one by one" in capsys.readouterr().err
+    assert "there is no stage vae" in capsys.readouterr().err
 
 
 def test_other_settings_are_not_mixed_in(trained, command):

@@ -11,7 +11,7 @@ def model_folder() -> Path:
 
 
 def flux_folder() -> Path:
-    """The folder of the Flux-class model: `toma_diffusion_demo.loading.flux_pipeline` loads it."""
+    """Where `loading.flux_pipeline` looks for the Flux-class model. This version does not contain it."""
     return Path(__file__).with_name("flux")
 
 

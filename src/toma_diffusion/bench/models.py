@@ -16,7 +16,7 @@ from torch import nn
 from toma_diffusion.api import find_denoiser
 from toma_diffusion.bench.inputs import FAMILIES, Family, RandomTensors, Request
 from toma_diffusion.errors import UsageError
-from toma_diffusion.pipelines.checkpoints import BUNDLED, can_be_opened, half_precision, open_pipeline
+from toma_diffusion.pipelines.checkpoints import DEMO_MODELS, can_be_opened, half_precision, open_pipeline
 
 SEED = 0
 WEIGHT_SCALE = 0.02
@@ -170,8 +170,8 @@ def load(source: str, *, device: torch.device, dtype: torch.dtype | None = None)
     """The denoiser of a checkpoint, from wherever `open_pipeline` finds it."""
     if not can_be_opened(source):
         raise UsageError(
-            f"model {source!r} is not known: use one of {', '.join(MODELS)}, {BUNDLED!r}, a folder with a diffusers "
-            "pipeline, a .safetensors file, or an id of the hub such as owner/name."
+            f"model {source!r} is not known: use one of {', '.join((*MODELS, *DEMO_MODELS))}, a folder with a "
+            "diffusers pipeline, a .safetensors file, or an id of the hub such as owner/name."
         )
     pipeline: Any = open_pipeline(source, torch.float32 if dtype is None and device.type == "cpu" else dtype)
     model = find_denoiser(pipeline).eval().requires_grad_(False)

@@ -24,7 +24,9 @@ SIZES = ("auto", "real", "small")
 def bench(
     model: Annotated[
         str,
-        typer.Option(help="sdxl, sd15, flux, sd35 (random weights), bundled, a folder, a file or a hub id."),
+        typer.Option(
+            help="sdxl, sd15, flux, sd35: random weights. Or bundled, bundled-4step, a folder, a file, a hub id."
+        ),
     ] = "sdxl",
     size: Annotated[str, typer.Option(help="real or small. auto: real on a GPU, small on a CPU.")] = "auto",
     methods: Annotated[

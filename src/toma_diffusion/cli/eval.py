@@ -26,7 +26,9 @@ def evaluate_command(
     prompts: Annotated[
         str, typer.Option(help="A text file, one prompt per line; a CSV file with a column prompt; or imagenet.")
     ],
-    model: Annotated[str, typer.Option(help="bundled, a folder, a .safetensors file or a hub id.")] = "bundled",
+    model: Annotated[
+        str, typer.Option(help="bundled, bundled-4step, a folder, a .safetensors file or a hub id.")
+    ] = "bundled",
     template: Annotated[str, typer.Option(help="Text around every prompt: 'a photo of a {}'.")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds for every prompt. Default: 0.")] = "",
     methods: Annotated[
@@ -45,9 +47,14 @@ def evaluate_command(
         str, typer.Option(help="paper: seeds 0,1,2 with all of imagenet (3,000 images), or with 50 prompts of a file.")
     ] = "",
     steps: Annotated[
-        int | None, typer.Option(help=f"Default: {STEPS}; with --paper or --protocol the paper's 50, on Flux 35.")
+        int | None,
+        typer.Option(
+            help=f"Default: 4 of bundled-4step; else {STEPS}, with --paper or --protocol the paper's 50, on Flux 35."
+        ),
     ] = None,
-    guidance: Annotated[float | None, typer.Option(help="Guidance scale. Default: that of the pipeline.")] = None,
+    guidance: Annotated[
+        float | None, typer.Option(help="Guidance scale. Default: that of the pipeline; of bundled-4step 1: none.")
+    ] = None,
     size: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. Default: that of the pipeline.")] = "",
     batch: Annotated[int, typer.Option(help="Images in one call of the pipeline. Not for merging on Flux.")] = 1,
     time_of: Annotated[
@@ -87,7 +94,7 @@ def evaluate_command(
     from toma_diffusion.experiments.parsing import Resolution, split_list
     from toma_diffusion.metrics import METRICS, Weights, open_metrics
     from toma_diffusion.metrics.features import CLIP, DINO
-    from toma_diffusion.pipelines.checkpoints import fingerprint, load_pipeline, public_name
+    from toma_diffusion.pipelines.checkpoints import fingerprint, load_pipeline, public_name, steps_and_guidance
 
     where = find_device(device)
     # Processes wait for each other only between phases, which may be long.
@@ -110,13 +117,15 @@ def evaluate_command(
                 f"--batch {batch} would change the images of {variant.title!r} on a {type(denoiser).__name__}: what it "
                 "does to one depends on the others. Use --batch 1."
             )
+    usual_steps = _usual_steps(denoiser, as_paper=bool(paper or protocol))
+    steps, guidance = steps_and_guidance(model, steps, guidance, usual_steps)
     plan = Plan(
         model=public_name(model),
         prompts=chosen_prompts,
         seeds=chosen_seeds,
         variants=tuple(variants),
         metrics=chosen_metrics,
-        steps=_steps(steps, denoiser, as_paper=bool(paper or protocol)),
+        steps=steps,
         guidance=guidance,
         width=resolution.width if resolution else None,
         height=resolution.height if resolution else None,
@@ -177,7 +186,7 @@ def _variants(denoiser: Any, methods: str, ratios: str, paper: str, console: Con
     return [*UNMERGED, *variants]
 
 
-def _steps(given: int | None, denoiser: Any, *, as_paper: bool) -> int:
-    if given is not None or not as_paper:
-        return STEPS if given is None else given
+def _usual_steps(denoiser: Any, *, as_paper: bool) -> int:
+    if not as_paper:
+        return STEPS
     return PAPER_STEPS_OF_FLUX if type(denoiser).__name__.startswith("Flux") else PAPER_STEPS

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 PROMPT = "3d emoji of a red apple"
 """One that the demo model was trained on."""
+STEPS = 50
+"""As in the paper."""
 ONLY_WITHOUT_MODEL, ONLY_WITH_MODEL = ("assign", "scale", "size"), ("prompt", "seed", "steps", "device")
 """Options that are refused in the other case."""
 
@@ -32,11 +34,14 @@ def explain(
     scale: Annotated[float, typer.Option(help="Sharpness of the assignment. Lower blends more.")] = 1000.0,
     size: Annotated[int, typer.Option(help="Longest side of the image in pixels. Larger images are shrunk.")] = 512,
     model: Annotated[
-        str, typer.Option(help="Inspect this model instead: bundled, a folder, a .safetensors file or a hub id.")
+        str,
+        typer.Option(help="Inspect this model: bundled, bundled-4step, a folder, a .safetensors file or a hub id."),
     ] = "",
     prompt: Annotated[str, typer.Option(help="With --model: the prompt.")] = PROMPT,
     seed: Annotated[int, typer.Option(help="With --model: seed of the initial noise.")] = 0,
-    steps: Annotated[int, typer.Option(help="With --model: denoising steps.")] = 50,
+    steps: Annotated[
+        int | None, typer.Option(help=f"With --model: denoising steps. Default: {STEPS}; of bundled-4step 4.")
+    ] = None,
     device: Annotated[str, typer.Option(help="With --model: cpu, cuda or cuda:1. Default: a GPU if any.")] = "",
 ) -> None:
     """Show what merging keeps and loses of an image or, with --model, which tokens of a model are similar.
@@ -108,7 +113,14 @@ def _explain_photograph(console: Console, config: ToMAConfig, output: Path, imag
 
 
 def _explain_model(
-    console: Console, config: ToMAConfig, output: Path, model: str, prompt: str, seed: int, steps: int, device: str
+    console: Console,
+    config: ToMAConfig,
+    output: Path,
+    model: str,
+    prompt: str,
+    seed: int,
+    given_steps: int | None,
+    device: str,
 ) -> None:
     import torch
     from rich.progress import Progress
@@ -123,10 +135,11 @@ def _explain_model(
     )
     from toma_diffusion.inspection.overlap import OverlapRecorder, plot_overlap, write_rows
     from toma_diffusion.inspection.watch import BlockInput, watch
-    from toma_diffusion.pipelines.checkpoints import load_pipeline, public_name
+    from toma_diffusion.pipelines.checkpoints import load_pipeline, public_name, steps_and_guidance
     from toma_diffusion.pipelines.generation import ImageRequest, generate_image
 
-    request = ImageRequest(prompt, seed=seed, steps=steps)
+    steps, guidance = steps_and_guidance(model, given_steps, None, STEPS)
+    request = ImageRequest(prompt, seed, steps, guidance)
     pipe = load_pipeline(model, str(find_device(device)))
     overlap = OverlapRecorder(config)
     clusters = ClusterRecorder(choose_evenly(range(steps), MOST_COLUMNS), [])

@@ -18,12 +18,17 @@ if TYPE_CHECKING:
     from toma_diffusion.hooks.summary import Summary
     from toma_diffusion.pipelines.generation import ImageRequest
 
+STEPS = 20
+
 
 @report_user_errors("metrics,report")
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt.")],
     model: Annotated[
-        str, typer.Option(help="bundled, a folder with a diffusers pipeline, a .safetensors file or a hub id.")
+        str,
+        typer.Option(
+            help="bundled, bundled-4step, a folder with a diffusers pipeline, a .safetensors file or a hub id."
+        ),
     ] = "bundled",
     ratio: Annotated[
         float | None, typer.Option(help="Fraction of the tokens to remove. Default: that of the preset.")
@@ -36,8 +41,10 @@ def generate(
         ),
     ] = "",
     seed: Annotated[int, typer.Option(help="Seed of the initial noise.")] = 0,
-    steps: Annotated[int, typer.Option(help="Denoising steps.")] = 20,
-    guidance: Annotated[float | None, typer.Option(help="Guidance scale. Default: that of the pipeline.")] = None,
+    steps: Annotated[int | None, typer.Option(help=f"Denoising steps. Default: {STEPS}; of bundled-4step 4.")] = None,
+    guidance: Annotated[
+        float | None, typer.Option(help="Guidance scale. Default: that of the pipeline; of bundled-4step 1: none.")
+    ] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What the image should not show.")] = None,
     width: Annotated[int | None, typer.Option(help="In pixels, with --height. Default: that of the pipeline.")] = None,
     height: Annotated[int | None, typer.Option(help="In pixels, with --width. Default: that of the pipeline.")] = None,
@@ -59,7 +66,7 @@ def generate(
     from toma_diffusion.api import DEFAULT_PRESET
     from toma_diffusion.experiments.cells import MethodSpec
     from toma_diffusion.files import check_writable
-    from toma_diffusion.pipelines.checkpoints import load_pipeline, public_name
+    from toma_diffusion.pipelines.checkpoints import load_pipeline, public_name, steps_and_guidance
     from toma_diffusion.pipelines.generation import ImageRequest, write_png
 
     console = Console(markup=False)
@@ -67,7 +74,9 @@ def generate(
         raise UsageError(f"output {str(output)!r} is not a PNG file: end it in .png, which can hold the settings.")
     if compare:
         _check_installed("matplotlib", "torchmetrics")
-    request = ImageRequest(prompt, seed, steps, guidance, width, height, negative_prompt)
+    request = ImageRequest(
+        prompt, seed, *steps_and_guidance(model, steps, guidance, STEPS), width, height, negative_prompt
+    )
     method = MethodSpec.parse(preset) if preset else None
     changes: dict[str, Any] = {} if ratio is None else {"ratio": ratio}
     pipe: Any = load_pipeline(model, str(find_device(device)), dtype or None)

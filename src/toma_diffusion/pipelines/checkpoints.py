@@ -20,12 +20,15 @@ from toma_diffusion.hooks.step import DENOISERS
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-BUNDLED = "bundled"
-"""The name of the demo model. It has a package of its own, like the two below: toma-diffusion-demo."""
-DEMO_LOADERS: Mapping[str, str] = {"bundled-flux": "flux_pipeline", "bundled-4step": "four_step_pipeline"}
-"""The other demo models, and the functions in `toma_diffusion_demo.loading` that load them: a Flux-class transformer,
-and the demo model for four steps without guidance."""
-DEMO_MODELS = (BUNDLED, *DEMO_LOADERS)
+BUNDLED, FOUR_STEP, FLUX = "bundled", "bundled-4step", "bundled-flux"
+"""The demo models: the first, the same for four steps without guidance, and a Flux-class transformer. They have a
+package of their own, toma-diffusion-demo."""
+DEMO_MODELS = (BUNDLED, FOUR_STEP)
+"""Those that the package contains. It can load the third, once somebody has trained it."""
+DEMO_LOADERS: Mapping[str, str] = {FOUR_STEP: "four_step_pipeline", FLUX: "flux_pipeline"}
+"""The functions in `toma_diffusion_demo.loading` that load what diffusers cannot load alone."""
+MADE_FOR: Mapping[str, tuple[int, float]] = {FOUR_STEP: (4, 1.0)}
+"""Models made for one number of steps and one guidance scale. At other ones they are worse."""
 INSTALL_DEMO = "pip install 'toma-diffusion[demo]' (from a checkout: pip install ./demo-model)"
 HUB_ID = r"[\w.-]+/[\w.-]+"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -56,8 +59,8 @@ def load_pipeline(model: str, device: str | None = None, dtype: str | None = Non
     """Open a pipeline on a device, with its own progress bar switched off.
 
     Args:
-        model: `bundled`, `bundled-flux`, `bundled-4step`, a folder with a diffusers pipeline, a single-file
-            `.safetensors` checkpoint, or a hub id.
+        model: `bundled`, `bundled-4step`, a folder with a diffusers pipeline, a single-file `.safetensors` checkpoint,
+            or a hub id.
         device: such as `cpu`, `cuda` or `cuda:1`. Defaults to a GPU if there is one.
         dtype: `float16`, `bfloat16` or `float32`. Defaults to the usual half precision of the model on a GPU, and to
             `float32` on a CPU.
@@ -83,12 +86,21 @@ def open_pipeline(model: str, dtype: torch.dtype | None = None) -> DiffusionPipe
 
 def can_be_opened(model: str) -> bool:
     """Whether this may be a model: a demo model, a file or folder that exists, or a name in the form of a hub id."""
-    return model in DEMO_MODELS or Path(model).exists() or re.fullmatch(HUB_ID, model) is not None
+    return model in (BUNDLED, *DEMO_LOADERS) or Path(model).exists() or re.fullmatch(HUB_ID, model) is not None
 
 
 def public_name(model: str) -> str:
     """The name of a model for files that others may read: without its path on this machine."""
     return Path(model).resolve().name if Path(model).exists() else model
+
+
+def steps_and_guidance(
+    model: str, steps: int | None, guidance: float | None, usual_steps: int
+) -> tuple[int, float | None]:
+    """What to generate with: what the user says (not None), else what the model is made for, else `usual_steps` and the
+    guidance of the pipeline."""
+    own_steps, own_guidance = MADE_FOR.get(model, (usual_steps, None))
+    return own_steps if steps is None else steps, own_guidance if guidance is None else guidance
 
 
 def fingerprint(pipe: Any) -> str:
@@ -138,7 +150,9 @@ def _load_demo(model: str, dtype: torch.dtype | None) -> Any:
 
         load = getattr(loading, DEMO_LOADERS[model])
         return load() if dtype is None else load(dtype)
-    except (ImportError, AttributeError, FileNotFoundError) as error:
+    except FileNotFoundError as error:
+        raise UsageError(str(error)) from error
+    except (ImportError, AttributeError) as error:
         raise UsageError(
             f"model {model!r} is not in the toma-diffusion-demo that is installed ({error}). Install a newer one: "
             f"{INSTALL_DEMO}."
