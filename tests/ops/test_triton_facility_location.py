@@ -86,6 +86,9 @@ def test_parts_choose_together_and_distance_counts(case, weight, where, keep_in)
     assert_greedy(similarity, picks, least=least)
     measured = kernels.measure(tokens, regions.tiling, distance_weight=weight, parts=2)
     torch.testing.assert_close(1 - measured, similarity, rtol=1e-5, atol=1e-5)
+    half = tokens.half()
+    measured = kernels.measure(half, regions.tiling, distance_weight=weight, parts=2)
+    torch.testing.assert_close(1 - measured, expected_similarity(half, regions, weight, parts=2), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("groups", "candidates", "pictures", "count"), [(3, 20, 1, 20), (1, 9, 4, 5), (2, 70, 1, 35)])

@@ -52,6 +52,23 @@ def test_nearest(problem):
 
 
 @every_case
+@every_dtype
+@pytest.mark.parametrize("scale", [30.0, 1000.0])
+def test_distance_in_every_precision(problem, scale):
+    """In half precision on a GPU, single tokens once went elsewhere."""
+    tokens, regions, destinations = problem
+    nearness = Nearness(0.3)
+    shape = (len(destinations), destinations.shape[1], regions.size)
+    ours, theirs = (torch.full(shape, float("nan"), dtype=tokens.dtype, device=tokens.device) for _ in range(2))
+    for backend, weights in (("triton", ours), ("torch", theirs)):
+        means = torch.empty_like(weights)
+        weigh(
+            tokens, destinations, regions.tiling, nearness, scale=scale, weights=weights, means=means, backend=backend
+        )
+    torch.testing.assert_close(ours.float(), theirs.float(), rtol=0, atol=2e-3 if scale > 100 else 5e-4)
+
+
+@every_case
 @pytest.mark.parametrize("dtype", [torch.float32], ids=["float32"])
 @pytest.mark.parametrize("weight", [0.0, 0.5])
 def test_parts_and_distance_as_in_plain_torch(problem, weight):

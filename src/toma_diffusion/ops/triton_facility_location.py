@@ -18,7 +18,15 @@ from torch import Tensor
 from toma_diffusion.ops.backend import LARGEST_IN_REGISTERS
 from toma_diffusion.ops.reference import LEAST_COSINE, TIE
 from toma_diffusion.ops.tiles import Tiling
-from toma_diffusion.ops.triton_tiles import cosines, dense_channels, launch, power_of_two, squared_distance, token_rows
+from toma_diffusion.ops.triton_tiles import (
+    channels_at_once,
+    cosines,
+    dense_channels,
+    launch,
+    power_of_two,
+    squared_distance,
+    token_rows,
+)
 
 _TIE = tl.constexpr(TIE)
 _CHANGED_AT_ONCE = 16
@@ -66,6 +74,8 @@ def _select_in_registers(
             channel = start + tl.arange(0, BLOCK_C)
             mask = valid[:, None] & (channel[None, :] < CHANNELS)
             block = tl.load(pointers + channel[None, :], mask=mask, other=0.0)
+            if DISTANCE_WEIGHT > 0:  # see `cosines`
+                block = block.to(tl.float32)
             products = tl.dot(block, tl.trans(block), products, input_precision="ieee")
         squares = tl.where(index[:, None] == index[None, :], products, 0.0)
         norm = tl.maximum(tl.sqrt(tl.sum(squares, axis=1)), 1e-12)
@@ -128,6 +138,7 @@ def _measure(
             BLOCK,
             BLOCK,
             BLOCK_C,
+            DISTANCE_WEIGHT > 0,
         )
     if PARTS > 1:
         total = total / PARTS
@@ -256,7 +267,7 @@ def select(
         WIDTH=tiling.width,
         GRID_WIDTH=tiling.grid_width,
         BLOCK=block,
-        BLOCK_C=64 if tokens.element_size() < 4 else 32,
+        BLOCK_C=channels_at_once(tokens, distance_weight),
         num_warps=8 if block > 64 else 4,
     )
     return picks
@@ -268,7 +279,7 @@ def measure(tokens: Tensor, tiling: Tiling, *, distance_weight: float = 0.0, par
     pictures, channels = tokens.shape[0] // parts, tokens.shape[2]
     size, count = tiling.size, tiling.num_regions
     distances = torch.empty(pictures * count, size, size, dtype=torch.float32, device=tokens.device)
-    block = 64 if tokens.element_size() < 4 else 32
+    block = channels_at_once(tokens, distance_weight)
     squares = triton.cdiv(size, block)
     launch(
         _measure,

@@ -37,8 +37,13 @@ def cosines(
     BLOCK_I: tl.constexpr,
     BLOCK_J: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):
-    """cos(x_i, x_j) of the rows that `left` and `right` point to: [BLOCK_I, BLOCK_J]."""
+    """cos(x_i, x_j) of the rows that `left` and `right` point to: [BLOCK_I, BLOCK_J].
+
+    WIDEN converts tokens to float32 first. Tensor cores are then not used. With them, weights of half-precision tokens
+    that count distances were wrong for single tokens on an H200 (Triton 3.6), for a reason that is not found yet.
+    """
     products = tl.zeros((BLOCK_I, BLOCK_J), tl.float32)
     left_square = tl.zeros((BLOCK_I,), tl.float32)
     right_square = tl.zeros((BLOCK_J,), tl.float32)
@@ -47,6 +52,8 @@ def cosines(
         is_channel = channel[None, :] < CHANNELS
         x = tl.load(left[:, None] + channel[None, :], mask=is_left[:, None] & is_channel, other=0.0)
         y = tl.load(right[:, None] + channel[None, :], mask=is_right[:, None] & is_channel, other=0.0)
+        if WIDEN:
+            x, y = x.to(tl.float32), y.to(tl.float32)
         products = tl.dot(x, tl.trans(y), products, input_precision="ieee")
         left_square += tl.sum(x.to(tl.float32) * x.to(tl.float32), axis=1)
         right_square += tl.sum(y.to(tl.float32) * y.to(tl.float32), axis=1)
@@ -58,6 +65,11 @@ def cosines(
 def dense_channels(tokens: Tensor) -> Tensor:
     """Kernels step over samples and tokens by strides, over channels one by one."""
     return tokens if tokens.stride(-1) == 1 else tokens.contiguous()
+
+
+def channels_at_once(tokens: Tensor, distance_weight: float) -> int:
+    """How many channels a product takes at once: fewer if they are, or become, float32 (see `cosines`)."""
+    return 32 if tokens.element_size() >= 4 or distance_weight > 0 else 64
 
 
 def power_of_two(number: int, smallest: int = 16) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from toma_diffusion.ops.tiles import Tiling
 from toma_diffusion.ops.triton_tiles import (
+    channels_at_once,
     cosines,
     dense_channels,
     launch,
@@ -77,6 +78,7 @@ def _weigh(
             BLOCK_K,
             BLOCK_N,
             BLOCK_C,
+            DISTANCE_WEIGHT > 0,
         )
     if PARTS > 1:
         similarity = similarity / PARTS
@@ -168,7 +170,7 @@ def weigh(
         GRID_WIDTH=tiling.grid_width,
         BLOCK_K=block_k,
         BLOCK_N=block_n,
-        BLOCK_C=(64 if tokens.element_size() < 4 else 32) if block_k <= 256 else 32,
+        BLOCK_C=channels_at_once(tokens, distance_weight) if block_k <= 256 else 32,
         HARD=hard,
         num_warps=8 if block_k * block_n > 4096 else 4,
     )
