@@ -46,7 +46,7 @@ def size_of(path: Path) -> tuple[int, int]:
 def test_sdxl_pipeline(tmp_path):
     printed = run("sdxl_pipeline.py", "sdxl", tmp_path / "image.png", "a red apple")
     assert "ToMA, ratio 0.5" in printed
-    assert "576 → 320" in printed
+    assert "576 → 288" in printed
     assert "s with merging" in printed
     assert size_of(tmp_path / "image.png") == size_of(tmp_path / "image-unmerged.png") == (384, 384)
 

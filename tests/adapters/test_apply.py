@@ -167,7 +167,7 @@ class TestSchedule:
 
     def test_reset_begins_anew(self, family):
         model = family.build()
-        handle = apply_toma(model, **SETTINGS, select_every=10, reweigh_every=10)
+        handle = apply_toma(model, **SETTINGS, select_every=10, reweigh_every=10, share="plan")
         inputs = family.inputs()
         with torch.no_grad(), CountOperators() as count:
             for _ in range(3):

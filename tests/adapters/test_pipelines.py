@@ -24,7 +24,7 @@ from diffusers import (
 from diffusers.callbacks import SDCFGCutoffCallback
 from diffusers.utils import is_scipy_available, is_torchsde_available
 from observe import attention_lengths, same_picture, watch_plans
-from tiny import FAMILIES, PLAIN, SETTINGS, STRIDED, sd15_unet
+from tiny import FAMILIES, ONE_PLAN, PLAIN, SETTINGS, STRIDED, sd15_unet
 from tiny_pipelines import (
     PIPELINES,
     denoiser,
@@ -120,7 +120,7 @@ class TestCounts:
     @pytest.mark.parametrize("name", PIPELINES)
     def test_fifty_steps(self, name):
         pipe = PIPELINES[name]()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE)
         trace = traced(pipe, num_inference_steps=50)
         assert len(trace.calls) == 50
         assert trace.where("facility_location") == [0, 10, 20, 30, 40]
@@ -131,7 +131,7 @@ class TestCounts:
 
     def test_one_call_a_step_twice_in_a_row_then_other_sizes_and_batches(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE)
         for arguments in (
             {},
             {},
@@ -147,7 +147,7 @@ class TestCounts:
 
     def test_two_calls_a_step_twice_in_a_row_then_other_sizes_and_batches(self):
         pipe = flux_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE)
         for arguments in ({}, {}, {"height": 96}, {"num_images_per_prompt": 2}, {}):
             arguments = {"height": 64, "width": 64, "true_cfg_scale": 2.0} | arguments
             trace = traced(pipe, num_inference_steps=20, **arguments)
@@ -158,7 +158,7 @@ class TestCounts:
 
     def test_one_and_two_calls_a_step_by_turns(self):
         pipe = flux_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE)
         for scale, passes in ((1.0, 1), (2.0, 2), (1.0, 1), (2.0, 2)):
             trace = traced(pipe, num_inference_steps=20, true_cfg_scale=scale)
             assert len(trace.calls) == 20 * passes
@@ -219,7 +219,7 @@ class TestSchedulers:
 
     def check(self, pipe, kinds, passes=1, **arguments):
         """As often as the schedule says for the calls that were made; afresh in every generation."""
-        apply_toma(pipe, PLAIN, **SETTINGS | OFTEN)
+        apply_toma(pipe, PLAIN, **ONE_PLAN | OFTEN)
         for _ in range(2):
             with Trace(pipe) as trace:
                 assert run(pipe, **arguments).isfinite().all()
@@ -236,7 +236,7 @@ class TestSchedulers:
     def test_more_calls_than_steps(self, scheduler, calls):
         pipe = sd15_pipeline()
         pipe.scheduler = scheduler.from_config(pipe.scheduler.config, skip_prk_steps=True)
-        apply_toma(pipe, PLAIN, **SETTINGS | {"select_every": 4, "reweigh_every": 4})
+        apply_toma(pipe, PLAIN, **ONE_PLAN | {"select_every": 4, "reweigh_every": 4})
         trace = traced(pipe, num_inference_steps=8)
         assert len(trace.calls) == calls
         assert trace.where("facility_location") == list(range(0, calls, 4))
@@ -254,7 +254,7 @@ class TestGuidance:
 
     def test_skip_layer_guidance_is_another_pass_over_the_step(self):
         pipe = sd3_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE)
         for _ in range(2):
             trace = traced(
                 pipe,
@@ -311,14 +311,14 @@ class TestGuidance:
     def test_guidance_cut_off_half_way(self):
         """The batch halves within a generation; steps go on being counted."""
         pipe = sd15_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE)
         trace = traced(pipe, num_inference_steps=20, callback_on_step_end=SDCFGCutoffCallback(0.2))
         assert len(trace.calls) == 20
         assert trace.where("facility_location") == [0, 5, 10]  # in step 5 because the batch is another
 
     def test_guidance_cut_off_within_a_window(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE, window=(0.5, 1.0))
+        apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE, window=(0.5, 1.0))
         trace = traced(pipe, num_inference_steps=20, callback_on_step_end=SDCFGCutoffCallback(0.2))
         assert trace.where("merge") == list(range(10, 20))
 
@@ -328,7 +328,7 @@ class TestGuidance:
         if name == "pixart":  # its pipeline takes a single step only from a scheduler of distilled models
             pipe.scheduler = LCMScheduler.from_config(pipe.scheduler.config)
         plain = run(pipe, num_inference_steps=1)
-        with apply_toma(pipe, PLAIN, **SETTINGS):
+        with apply_toma(pipe, PLAIN, **ONE_PLAN):
             for _ in range(3):
                 trace = traced(pipe, num_inference_steps=1)
                 assert trace.total("facility_location") == KINDS[name] * len(trace.calls)
@@ -340,7 +340,7 @@ class TestGuidance:
 
     def test_one_step_with_separate_passes(self):
         pipe = flux_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE)
         for _ in range(3):
             trace = traced(pipe, num_inference_steps=1, true_cfg_scale=2.0)
             assert trace.where("facility_location") == [0, 1]
@@ -370,34 +370,34 @@ class TestDirectCalls:
 
     def test_every_call_is_a_step(self):
         unet = sd15_unet()
-        apply_toma(unet, **SETTINGS | SCHEDULE)
+        apply_toma(unet, **ONE_PLAN | SCHEDULE)
         trace = self.calls(unet, 25)
         assert trace.where("facility_location") == [0, 10, 20]
         assert trace.where("merge_weights") == [0, 5, 10, 15, 20]
 
     def test_even_with_the_very_same_tensors(self):
         unet = sd15_unet()
-        apply_toma(unet, **SETTINGS | SCHEDULE)
+        apply_toma(unet, **ONE_PLAN | SCHEDULE)
         trace = self.calls(unet, 12, samples=[torch.randn(1, 4, 16, 16)] * 12)
         assert trace.where("facility_location") == [0, 10]
 
     def test_new_conditioning_begins_a_new_generation(self):
         unet = sd15_unet()
-        apply_toma(unet, **SETTINGS | SCHEDULE)
+        apply_toma(unet, **ONE_PLAN | SCHEDULE)
         for number in (3, 7, 12):
             trace = self.calls(unet, number)
             assert trace.where("facility_location") == list(range(0, number, 10))
 
     def test_same_conditioning_goes_on(self):
         unet = sd15_unet()
-        apply_toma(unet, **SETTINGS | SCHEDULE)
+        apply_toma(unet, **ONE_PLAN | SCHEDULE)
         text = torch.randn(1, 7, 32)
         assert self.calls(unet, 4, text=text).where("facility_location") == [0]
         assert self.calls(unet, 8, text=text).where("facility_location") == [6]
 
     def test_reset_begins_a_new_generation(self):
         unet = sd15_unet()
-        handle = apply_toma(unet, **SETTINGS | SCHEDULE)
+        handle = apply_toma(unet, **ONE_PLAN | SCHEDULE)
         text = torch.randn(1, 7, 32)
         self.calls(unet, 4, text=text)
         handle.reset()
@@ -405,7 +405,7 @@ class TestDirectCalls:
 
     def test_separate_passes(self):
         unet = sd15_unet()
-        apply_toma(unet, **SETTINGS | SCHEDULE)
+        apply_toma(unet, **ONE_PLAN | SCHEDULE)
         for _ in range(2):
             texts = torch.randn(1, 7, 32), torch.randn(1, 7, 32)
             with Trace(unet) as trace, torch.no_grad():
@@ -418,7 +418,7 @@ class TestDirectCalls:
     def test_pipelines_denoiser_by_itself(self):
         """The loop that users write themselves: the scheduler is the pipeline's, the calls are not."""
         pipe = sd15_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE)
         for _ in range(2):
             text, sample = torch.randn(2, 6, 32), torch.randn(1, 4, 16, 16)
             pipe.scheduler.set_timesteps(15)
@@ -497,7 +497,7 @@ class TestFailures:
 
 
 class TestWindow:
-    WINDOW = SETTINGS | SCHEDULE | {"window": (0.4, 1.0)}
+    WINDOW = ONE_PLAN | SCHEDULE | {"window": (0.4, 1.0)}
 
     @pytest.mark.parametrize("name", PIPELINES)
     def test_last_six_of_ten_steps(self, name):
@@ -525,7 +525,7 @@ class TestWindow:
 
     def test_end(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE, window=(0.2, 0.7))
+        apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE, window=(0.2, 0.7))
         assert traced(pipe, num_inference_steps=10).where("merge") == list(range(2, 7))
 
     def test_scheduler_of_two_calls_a_step(self):
@@ -579,7 +579,7 @@ class TestSharedDenoiser:
 
     def test_counts_in_both(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE)
         other = img2img(pipe)
         for _ in range(2):
             assert traced(pipe, num_inference_steps=4).where("facility_location") == [0]
@@ -589,7 +589,7 @@ class TestSharedDenoiser:
 
     def test_scheduler_of_its_own(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE)
         scheduler = HeunDiscreteScheduler.from_config(pipe.scheduler.config)
         other = quiet(
             StableDiffusionPipeline(**pipe.components | {"scheduler": scheduler}, requires_safety_checker=False)
@@ -602,7 +602,7 @@ class TestSharedDenoiser:
 
     def test_first_pipeline_is_gone(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
+        apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE)
         pipe = img2img(pipe)
         for _ in range(2):
             trace = traced(pipe, image=picture(), num_inference_steps=40, strength=0.5)
@@ -751,7 +751,7 @@ class TestNoWaiting:
         pipe = PIPELINES[name]()
         arguments = {"num_inference_steps": 7, **guidance}
         plain = traced(pipe, **arguments)
-        apply_toma(pipe, PLAIN, **SETTINGS | OFTEN, window=(0.2, 1.0))
+        apply_toma(pipe, PLAIN, **ONE_PLAN | OFTEN, window=(0.2, 1.0))
         merged = traced(pipe, **arguments)
         assert merged.total("merge")
         for index, (ours, theirs) in enumerate(zip(merged.calls, plain.calls, strict=True)):
@@ -763,7 +763,7 @@ class TestNoWaiting:
     def test_tensors_without_values(self, family, scope):
         """On the meta device any reading of a value, and any copy to another device, is an error."""
         model = family.build().to("meta")
-        apply_toma(model, **SETTINGS | OFTEN, scope=scope)
+        apply_toma(model, **ONE_PLAN | OFTEN, scope=scope)
         inputs = to_meta(family.inputs())
         with Trace(model) as trace, torch.no_grad():
             for _ in range(4):
@@ -807,7 +807,7 @@ class TestSwitching:
 
     def test_half_way_through_a_generation(self):
         pipe = sd15_pipeline()
-        handle = apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE)
+        handle = apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE)
 
         def switch(pipe, step, timestep, arguments):
             handle.enabled = not 2 <= step < 5
@@ -820,7 +820,7 @@ class TestSwitching:
 
     def test_half_way_through_a_window(self):
         pipe = sd15_pipeline()
-        handle = apply_toma(pipe, PLAIN, **SETTINGS | SCHEDULE, window=(0.5, 1.0))
+        handle = apply_toma(pipe, PLAIN, **ONE_PLAN | SCHEDULE, window=(0.5, 1.0))
 
         def switch(pipe, step, timestep, arguments):
             handle.enabled = step >= 3

@@ -87,7 +87,7 @@ class TestSeveralDevices:
 
         tokens = torch.randn(1, 64, 8)
         with pytest.raises(ValueError, match="tensors on cpu and on meta"):
-            triton_merge.merge(tokens, torch.rand(4, 8, 16, device="meta"), Tiling(8, 4, 4, 8))
+            triton_merge.merge(tokens, torch.rand(4, 8, 16, device="meta"), Tiling(8, 4, 4, 8, 8))
 
 
 class TestGradients:
@@ -172,7 +172,7 @@ class TestSummary:
         ("settings", "backend", "reason"),
         [
             ({"num_regions": 16}, "triton", None),
-            ({"num_regions": 1}, "torch+triton", "256 tokens; its kernel takes up to 128"),
+            ({"num_regions": 1, "selection_tokens": 256}, "torch+triton", "one product over the whole grid"),
             ({"num_regions": 16, "assign": "global"}, "torch+triton", "one product over the whole grid"),
             ({"num_regions": 16, "backend": "torch"}, "torch", None),
         ],

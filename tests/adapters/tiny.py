@@ -18,6 +18,8 @@ from toma_diffusion import ToMAConfig
 
 SETTINGS = {"ratio": 0.5, "num_regions": 4, "skip_blocks": ()}
 """Small regions for small grids, and no block left alone."""
+ONE_PLAN = SETTINGS | {"share": "plan", "guidance_parts": 1}
+"""One plan for a kind of block and a pass, as in the paper: what is computed in a step is easily counted."""
 STRIDED = SETTINGS | {"selection": "strided"}
 """For comparisons that allow for rounding: rounding may turn a greedy choice."""
 PLAIN = ToMAConfig()

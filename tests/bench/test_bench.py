@@ -99,7 +99,7 @@ class TestRows:
         assert {(row["model"], row["resolution"], row["mode"], row["compile"], row["steps"]) for row in rows} == {
             ("sd15-small", "128x128", "eager", "none", "3")
         }
-        assert json.loads(rows[-1]["settings"]) == {"select_every": 2}
+        assert json.loads(rows[-1]["settings"]) == {"reweigh_every": 1, "select_every": 2, "skip_blocks": [-1]}
 
     def test_ratios_of_times_are_those_of_the_same_run(self, finished):
         rows = read(finished[0])

@@ -114,18 +114,20 @@ class TestCells:
     def test_settings_are_what_differs_and_what_was_set(self):
         config = ToMAConfig.from_preset("toma", ratio=0.25, scale=math.inf, num_regions=64, scope="block")
         cell = Cell("toma", config, ("scale", "num_regions", "scope"))
-        assert cell.settings == '{"num_regions":64,"scale":"inf"}'
+        assert cell.settings == '{"distance_weight":0.0,"num_regions":64,"scale":"inf","share":"plan"}'
         assert cell.key["scope"], cell.key["ratio"] == ("block", "0.25")
 
     def test_bounds_follow_the_method_and_are_shared(self):
         model = build("sd15", small=True, device=CPU).model
         texts = ("toma", "toma:select_every=2", "toma:reweigh_every=2", "toma-tile", "fast")
         methods = [MethodSpec.parse(text) for text in texts]
-        toma, often, rotating, tile, fast = compare(model, methods, [0.5], [], bounds=BOUNDS)
-        assert toma.lower_bound == often.lower_bound == rotating.lower_bound != tile.lower_bound
+        toma, often, weighed, tile, fast = compare(model, methods, [0.5], [], bounds=BOUNDS)
+        assert toma.lower_bound == often.lower_bound == weighed.lower_bound != tile.lower_bound
         assert toma.floor == often.floor == tile.floor != fast.floor
         assert toma.lower_bound.config == ToMAConfig.from_preset("toma", selection="none")
-        assert fast.lower_bound.config == ToMAConfig.from_preset("fast", selection="none")
+        assert fast.lower_bound.config == ToMAConfig.from_preset(
+            "fast", selection="none", select_every=10, reweigh_every=5
+        )
         assert fast.floor.config.selection == "slice"
         assert fast.floor.config.scope == "stage"
 

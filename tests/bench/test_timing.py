@@ -72,7 +72,7 @@ class TestGeneration:
 
     def test_a_window_counts_the_steps_of_the_run(self, updates):
         generation = generation_of(ready("sd35"), steps=4)
-        with merged(generation, "fast", num_regions=4, window=(0.5, 1.0)):
+        with merged(generation, "fast", num_regions=4, window=(0.5, 1.0), select_every=10, reweigh_every=5):
             generation.run()
             assert [action for _, action in updates] == [Action.SELECT]
             assert generation.actions() == [None, None, Action.SELECT, Action.REUSE]
@@ -122,7 +122,7 @@ class TestCompiled:
         denoiser.materialize()
         group = Group("sd35", Resolution(SIDE, SIDE), 1, "compiled", "block", 2, None, "float32")
         stages = []
-        cell = Cell("fast", ToMAConfig.from_preset("fast", num_regions=4))
+        cell = Cell("fast", ToMAConfig.from_preset("fast", num_regions=4, skip_blocks=()))
         found = measure(denoiser, group, cell, repeats=1, end_to_end=None, turns=Turns(), stage=stages.append)
         assert stages == ["compiling", "waiting to time", "timing"]
         assert found.timing.median > 0

@@ -26,6 +26,8 @@ def test_both_pictures_and_their_rows(tmp_path):
         "a shoe",
         "--steps",
         "12",
+        "--num-regions",
+        "4",
         "--output",
         str(output),
     )

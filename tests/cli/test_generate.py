@@ -24,7 +24,7 @@ def test_the_image_and_all_its_settings(tmp_path):
     output = tmp_path / "new" / "apple.png"
     result = invoke("--preset", "fast:num_regions=4", "--ratio", "0.25", "--seed", "3", "--output", str(output))
     assert result.exit_code == 0, result.output
-    assert "ToMA, ratio 0.25, level 0: 64 → 48 tokens (4 tiles of 4×4) in 3 blocks" in result.output
+    assert "ToMA, ratio 0.25, level 0: 64 → 48 tokens (4 tiles of 4×4) in 2 blocks" in result.output
     assert " s with merging" in result.output
     settings = read_settings(output)
     assert settings["prompt"] == "a red apple"

@@ -64,10 +64,10 @@ def test_a_missing_module_of_our_own_is_a_bug():
 
 
 def test_an_error_deep_inside_a_run_shows_where_it_was(tmp_path, monkeypatch):
-    def fail(self, sample):
+    def fail(self, images, references):
         raise ValueError("deep inside")
 
-    monkeypatch.setattr(Psnr, "score", fail)
+    monkeypatch.setattr(Psnr, "distances", fail)
     result = invoke_eval(tmp_path)
     assert result.exit_code == 1
     assert str(result.exception) == "deep inside"

@@ -123,7 +123,7 @@ class TestTable:
         ]
         assert {row["images"] for row in rows} == {"6"}
         assert {row["resolution"] for row in rows} == {"64x64"}
-        assert rows[2]["settings"] == '{"num_regions":4}'
+        assert rows[2]["settings"] == '{"num_regions":4,"reweigh_every":1,"select_every":1,"skip_blocks":[-1]}'
 
     def test_figures(self, whole):
         baseline, floor, half, more, *_ = RunFolder(whole[0]).table()

@@ -101,7 +101,7 @@ class TestPage:
         spoken = "\n".join(Elements(text).texts)
         for variant in VARIANTS:
             assert variant.title in spoken
-        assert '"num_regions": 64' in spoken
+        assert '"region_tokens": 256' in spoken
         for word in ("0, 7", FACTS.commit, FACTS.torch, run.date, "psnr, lpips", "the pipeline’s own"):
             assert word in spoken
 

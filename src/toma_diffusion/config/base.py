@@ -167,10 +167,10 @@ def check_sequence(name: str, value: object, rule: str) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def check_indices(name: str, value: object) -> tuple[int, ...]:
+def check_indices(name: str, value: object, *, minimum: int | None = None) -> tuple[int, ...]:
     """`value` as a sorted tuple of block indices."""
-    blocks = check_sequence(name, value, "block indices")
-    return tuple(sorted({check_integer(name, block) for block in blocks}))
+    blocks = check_sequence(name, value, "block indices" if minimum is None else f"block indices of {minimum} or more")
+    return tuple(sorted({check_integer(name, block, minimum=minimum) for block in blocks}))
 
 
 def quoted(names: Iterable[str]) -> str:

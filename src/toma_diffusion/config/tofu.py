@@ -41,7 +41,7 @@ class ToFuConfig(ToMeSDConfig):
         rule = "0 ≤ prune_share ≤ 1"
         self._set("prune_share", check_number("prune_share", self.prune_share, rule, lambda x: 0 <= x <= 1))
         if self.prune_blocks is not None:
-            self._set("prune_blocks", check_indices("prune_blocks", self.prune_blocks))
+            self._set("prune_blocks", check_indices("prune_blocks", self.prune_blocks, minimum=0))
 
     def prunes(self, index: int, num_blocks: int) -> bool:
         """Whether block `index` of so many prunes."""
