@@ -112,7 +112,7 @@ class TestFile:
 
     def test_gains_are_near_the_speed_ups_that_were_measured(self):
         costs = StepCosts.load("sdxl")
-        assert costs.gain(10, preset="fast", config=FAST) == pytest.approx(1.45, abs=0.02)
+        assert costs.gain(10, preset="fast", config=FAST, blocks=70) == pytest.approx(1.388, abs=0.002)
         late = ToMAConfig.from_preset("toma-once", window=(0.5, 1.0))
         assert costs.gain(10, preset="balanced", config=late) == pytest.approx(1.17, abs=0.02)
 
