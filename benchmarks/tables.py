@@ -21,7 +21,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 METHODS = ("tomesd", "tofu", "todo", "toma", "toma-stripe", "toma-tile", "toma-once", "fast", "balanced", "lower-bound")
 """In the order of the paper's Tables 1 and 9, ours after them."""
-FILES = ("denoiser_h200.csv", "methods_h200.csv", "merge_h200.csv", "ops_h200.csv")
+FILES = ("presets_h200.csv", "denoiser_h200.csv", "methods_h200.csv", "merge_h200.csv", "ops_h200.csv")
 PRESETS_NOW = "presets_h200.csv"
 """Where the presets are timed as they are now. `fast` and `balanced` of the other files are older."""
 RATIOS = ("0.25", "0.5", "0.75")
