@@ -42,7 +42,9 @@ def curves_of(rows: list[Row]) -> Curves:
     for row in rows:
         variant = Variant.from_dict(json.loads(row["variant"]))
         if row["run"] in RUNS and row["gain"] and row["lpips"] and float(row["lpips"]):
-            curves.setdefault(_title(row, variant), []).append(Point(float(row["gain"]), float(row["lpips"]), variant.point))
+            curves.setdefault(_title(row, variant), []).append(
+                Point(float(row["gain"]), float(row["lpips"]), variant.point)
+            )
     return curves
 
 

@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from step_costs import BLOCKS
 from torch import Tensor
 
-from step_costs import BLOCKS
 from toma_diffusion import PRESETS, ToMAConfig
 from toma_diffusion.api import find_denoiser
 from toma_diffusion.errors import UsageError

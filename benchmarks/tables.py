@@ -329,6 +329,8 @@ def settings_table(part: str) -> str:
             if by != "ratio" and len({each["ratio"] for each in rows}) > 1:
                 title += f", {float(row['ratio']):.0%} removed"
             found.setdefault((title, name if by else ""), {})[value] = _figure(row["lpips"], 3)
+    if not found:
+        raise ValueError(f"there are no rows of {part}.")
     columns = sorted({value for cells in found.values() for value in cells}, key=_in_order) if by else [*conditions]
     titles = [f"`{by}={value}`" for value in columns] if by else [f"LPIPS, {name}" for name in columns]
     lines = _head(" | ".join([*(["LPIPS"] if by else []), "", *titles]))
@@ -397,9 +399,7 @@ def _filled_in(marked: re.Match[str]) -> str:
     elif name in TABLES:
         text = TABLES[name]()
     else:
-        raise ValueError(
-            f"`<!-- rows: {name} -->` names no table; use one of {', '.join(TABLES)}."
-        )
+        raise ValueError(f"`<!-- rows: {name} -->` names no table; use one of {', '.join(TABLES)}.")
     return f"{marked[1]}{text}\n{marked[4]}"
 
 
