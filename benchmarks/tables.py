@@ -58,6 +58,8 @@ CONDITIONS = {
     "4-step model": ("4step", "4"),
 }
 """Where settings are compared: the file of the rows, and the steps."""
+CONDITIONS_OF = {"rotation": {"20 steps": ("rotation", "20"), "4 steps": ("rotation", "4")}}
+"""Of parts with rows of their own, by a commit that still had the setting."""
 COMPARED_BY = {
     "sharing": "share",
     "regions": "selection",
@@ -282,9 +284,10 @@ def front_table(model: str) -> str:
         if row["run"] == "steps":
             nearest = min(NOMINAL_GAINS, key=lambda gain: abs(gain - float(row["gain"])))
             fewer[nearest][row["steps"]] = f"{_figure(row['lpips'], 3)} ({_point(row)})"
-    for gain, cells in fewer.items():
-        if cells:
-            lines.append(f"| fewer steps | about {gain:.2f}× | {' | '.join(cells.get(each, '') for each in steps)} |")
+    for gain, found_by_steps in fewer.items():
+        if found_by_steps:
+            cells = [found_by_steps.get(each, "") for each in steps]
+            lines.append("| " + " | ".join(["fewer steps", f"about {gain:.2f}×", *cells]) + " |")
     shown = [row for row in rows if row["run"] == "caches" or _is_compared(row)]
     order = {_named(row): (["presets", "combined", "caches"].index(row["run"]), _place(row)) for row in shown}
     for title in sorted(order, key=lambda each: (order[each], each)):
@@ -312,11 +315,9 @@ def presets_quality_table(model: str) -> str:
 def settings_table(part: str) -> str:
     """LPIPS by the values of one setting, wherever it was measured."""
     by = COMPARED_BY.get(part)
-    conditions = CONDITIONS if part != "rotation" else {name: ("rotation", CONDITIONS[name][1]) for name in CONDITIONS}
+    conditions = CONDITIONS_OF.get(part, CONDITIONS)
     found: dict[tuple[str, str], dict[str, str]] = {}
-    every = {model: read(f"quality_{model}.csv") for model in {model for model, _ in conditions.values()}}
-    if part == "rotation":
-        conditions.pop("4-step model")
+    every = {model: read(f"quality_{model}.csv") for model, _ in conditions.values()}
     for name, (model, steps) in conditions.items():
         rows = [row for row in every[model] if (row["run"], row["steps"]) == (part, steps)]
         rows = [row for row in rows if not {*row["changed"].split("; "), f"method={row['method']}"} & {*LEFT_OUT}]
