@@ -13,6 +13,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from tables import AS_IT_WAS
 
 from toma_diffusion.evaluation import Variant
 from toma_diffusion.report.front import Curves, Point, draw
@@ -20,8 +21,15 @@ from toma_diffusion.report.front import Curves, Point, draw
 ROOT = Path(__file__).parents[1]
 MODELS = ("bundled", "4step", "flux")
 """What the files of rows and of plots are named after."""
-RUNS = ("steps", "caches", "presets")
-"""The parts of quality.py that are shown: what a user would choose between."""
+RUNS = ("steps", "presets", "combined")
+"""The parts of quality.py that are shown: what a user would choose between. Caches have not been timed."""
+SHOWN = (
+    *("fewer steps", "balanced", "fast", "balanced + fewer steps", "fast + fewer steps"),
+    *("fast as it was", "toma-tile", "tofu"),
+)
+"""Lines, as many as can be told apart. The other presets are slower or farther than these."""
+PANELS = (20, 4)
+"""Numbers of steps that are shown, unless a file has neither."""
 INK, LIGHT, DARK = "#010203", "#1f2328", "#e6edf3"
 """A placeholder for the colour of text, and that colour on light and on dark pages."""
 STYLE = f"<style>svg {{ color: {LIGHT} }} @media (prefers-color-scheme: dark) {{ svg {{ color: {DARK} }} }}</style>"
@@ -34,15 +42,28 @@ def curves_of(rows: list[Row]) -> Curves:
     for row in rows:
         variant = Variant.from_dict(json.loads(row["variant"]))
         if row["run"] in RUNS and row["gain"] and row["lpips"] and float(row["lpips"]):
-            title = ", ".join(filter(None, variant.family))
-            curves.setdefault(title, []).append(Point(float(row["gain"]), float(row["lpips"]), variant.point))
+            curves.setdefault(_title(row, variant), []).append(
+                Point(float(row["gain"]), float(row["lpips"]), variant.point)
+            )
     return curves
+
+
+def _title(row: Row, variant: Variant) -> str:
+    """Of a line: the method, `fast` as it was without its settings, and whether there are fewer steps."""
+    if row["run"] == "combined":
+        return f"{variant.name} + fewer steps"
+    if row["changed"].startswith(AS_IT_WAS):
+        return f"{variant.name} as it was"
+    return ", ".join(filter(None, variant.family))
 
 
 def figure_of(rows: list[Row]) -> Figure:
     """A panel for every number of steps, and one legend."""
-    panels = sorted({int(row["steps"]) for row in rows})
-    titles = list(dict.fromkeys(curves_of(rows)))
+    found_steps = {int(row["steps"]) for row in rows}
+    panels = [steps for steps in PANELS if steps in found_steps] or sorted(found_steps)
+    rows = [row for row in rows if int(row["steps"]) in panels]
+    drawn = curves_of(rows)
+    titles = [title for title in SHOWN if title in drawn]
     figure = Figure(figsize=(3.6 * len(panels) + 2.2, 3.9), layout="constrained")
     figure.patch.set_alpha(0)
     axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]

@@ -28,9 +28,10 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from step_costs import BLOCKS
 from torch import Tensor
 
-from toma_diffusion import ToMAConfig
+from toma_diffusion import PRESETS, ToMAConfig
 from toma_diffusion.api import find_denoiser
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation import NOISE_FLOOR, Variant
@@ -366,13 +367,17 @@ def row_of(run: str, variant: Variant, common: Row) -> Row:
 def gain_of(row: Row, costs: StepCosts) -> Row:
     """How many times faster it would be on the large model; empty if that has not been measured."""
     variant = Variant.from_dict(json.loads(row["variant"]))
+    config, blocks = variant.config, int(row["blocks"])
+    if isinstance(config, ToMAConfig) and config == replace(PRESETS.get(variant.name, config), ratio=config.ratio):
+        # The preset itself was timed: there its last block is one of many, and no grid is too small.
+        config, blocks = replace(config, min_tokens=0), BLOCKS[costs.model]
     gain = costs.gain(
         int(row["steps"]),
         preset=variant.name,
-        config=variant.config,
+        config=config,
         shortcuts=variant.shortcuts,
         skipped=float(row["skipped"] or 0),
-        blocks=int(row["blocks"]),
+        blocks=blocks,
     )
     if gain is None or variant.name == NOISE_FLOOR:
         return {"gain": "", "gain_source": ""}

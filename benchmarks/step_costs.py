@@ -20,7 +20,9 @@ from toma_diffusion.experiments.shortcuts.deepcache import DeepCache
 from toma_diffusion.methods import METHODS
 
 RESULTS = Path(__file__).with_name("results")
-SOURCES = ("denoiser_h200.csv", "methods_h200.csv")
+OLDER = ("denoiser_h200.csv", "methods_h200.csv")
+"""Made when all blocks of a kind shared one plan, which no setting said."""
+SOURCES = (*OLDER, "presets_h200.csv")
 GROUPS: dict[str, dict[str, str]] = {
     "sdxl": {"model": "sdxl", "resolution": "1024x1024", "mode": "graph", "compile": "block", "cache": ""},
     "flux": {"model": "flux", "resolution": "1024x1024", "mode": "compiled", "compile": "block"},
@@ -34,12 +36,14 @@ Row = dict[str, str]
 
 
 def rows_of(model: str) -> list[Row]:
-    """The rows of that model, from both files, each once."""
+    """The rows of that model, from all files, each once, with the setting that older ones do not name."""
     found: dict[tuple[str, ...], Row] = {}
     for source in SOURCES:
         with (RESULTS / source).open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 if GROUPS[model].items() <= row.items() and not row["pipeline_s"]:
+                    if source in OLDER and row["assign"]:  # of ToMA
+                        row["settings"] = json.dumps({"share": "plan"} | json.loads(row["settings"]))
                     found[tuple(row.values())] = row
     return list(found.values())
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
+from toma_diffusion.config.toma import SHARES
 from toma_diffusion.evaluation import Variant
 
 ROOT = Path(__file__).parents[1]
@@ -20,18 +21,18 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 METHODS = ("tomesd", "tofu", "todo", "toma", "toma-stripe", "toma-tile", "toma-once", "fast", "balanced", "lower-bound")
 """In the order of the paper's Tables 1 and 9, ours after them."""
-FILES = ("denoiser_h200.csv", "methods_h200.csv", "merge_h200.csv", "ops_h200.csv")
+FILES = ("presets_h200.csv", "denoiser_h200.csv", "methods_h200.csv", "merge_h200.csv", "ops_h200.csv")
+PRESETS_NOW = "presets_h200.csv"
+"""Where the presets are timed as they are now. `fast` and `balanced` of the other files are older."""
 RATIOS = ("0.25", "0.5", "0.75")
-BASE_OF_SETTINGS = ("assign=local", "scale=1000.0")
-"""What all rows of `settings` and `together` share: `BASE` in quality.py."""
 HEADLINE_MODELS = {
     "SDXL": {"model": "sdxl", "resolution": "1024x1024", "mode": "graph", "compile": "block", "steps": "10"},
     "Flux.1-dev": {"model": "flux", "resolution": "1024x1024", "mode": "compiled", "compile": "block", "steps": "4"},
 }
 """Models in the README's table. One group of rows each, so that all speed-ups of a column have the same baseline."""
 HEADLINE_SETTINGS = {
-    "`balanced`": RATIOS,
-    "`fast`": RATIOS,
+    "`balanced`": ("0.5",),
+    "`fast`": ("0.5",),
     "`toma-once`": ("0.5",),
     "`toma-tile`": ("0.5",),
     "`toma`": ("0.5",),
@@ -42,8 +43,34 @@ HEADLINE_SETTINGS = {
 }
 """Its rows: the default first, then from fast to slow, then other methods."""
 HEADLINE_STEPS = "20"
+HEADLINE_FEWER = ("16", "14")
 HEADLINE_CHANGES = ("", "scale=1000.0")
-"""Of the demo model's images."""
+"""Of the demo model's images, and what fewer steps are compared."""
+AS_IT_WAS = "num_regions=64; distance_weight=0.0; guidance_parts=1; share=plan; skip_blocks=[]"
+"""How the changes of `fast` as it was begin: `BEFORE` in quality.py."""
+NOMINAL_GAINS = (1.15, 1.25, 1.33, 1.43, 1.67, 2.0, 2.5)
+"""Lines of fewer steps in the table of equal time. A number of steps belongs to the nearest."""
+EQUAL_TIME_METHODS = {"balanced": "0.5", "fast": "0.5", "tomesd": "0.5", "tofu": "0.5", "todo": "0.75"}
+"""What is compared with fewer steps: every method at the ratio that was timed."""
+CONDITIONS = {
+    "20 steps": ("bundled", "20"),
+    "4 steps": ("bundled", "4"),
+    "4-step model": ("4step", "4"),
+}
+"""Where settings are compared: the file of the rows, and the steps."""
+CONDITIONS_OF = {"rotation": {"20 steps": ("rotation", "20"), "4 steps": ("rotation", "4")}}
+"""Of parts with rows of their own, by a commit that still had the setting."""
+COMPARED_BY = {
+    "sharing": "share",
+    "regions": "selection",
+    "distances": "distance_weight",
+    "guidance": "guidance_parts",
+    "attention": "ratio",
+    "rotation": "rotation",
+}
+"""The setting whose values are the columns; a part that is not named has the conditions as columns."""
+LEFT_OUT = ("scope=block", "method=toma-once")
+"""Rows of a comparison that say the same once more."""
 NOTES = {"`balanced`": "default", "`toma`, `scale=1000`": "the paper's softmax"}
 MISSING = "—"
 """Where there is no row for a cell."""
@@ -52,7 +79,7 @@ Row = dict[str, str]
 
 def read(name: str) -> list[Row]:
     with (RESULTS / name).open(newline="") as file:
-        return list(csv.DictReader(file))
+        return [row | {"file": name} for row in csv.DictReader(file)]
 
 
 def headline_table() -> str:
@@ -81,6 +108,12 @@ def headline_table() -> str:
                     for name, digits in (("lpips", 3), ("psnr", 1))
                 ),
             ]
+            lines.append("| " + " | ".join(cells) + " |")
+    for row in sorted(read("quality_bundled.csv"), key=lambda row: row["gain"]):
+        if (row["run"], row["steps"]) == ("steps", HEADLINE_STEPS) and _point(row) in HEADLINE_FEWER:
+            gain = f"**{float(row['gain']):.2f}×**"
+            cells = [f"no merging, {_point(row)} of {row['steps']} steps", "0%", *[gain] * len(HEADLINE_MODELS)]
+            cells += [_figure(row["lpips"], 3), _figure(row["psnr"], 1)]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -126,6 +159,19 @@ def explain_table() -> str:
     for selection, title in titles.items():
         found = {row["ratio"]: f"{float(row['psnr_db']):.1f}" for row in rows if row["selection"] == selection}
         lines.append("| " + " | ".join([title, *(found.get(ratio, MISSING) for ratio in RATIOS)]) + " |")
+    return "\n".join(lines)
+
+
+def presets_table() -> str:
+    """The presets as they are now, and `fast` as it was."""
+    lines = _head("model | method | scope | removed | ms a step | baseline | speed-up | memory")
+    for row in read(PRESETS_NOW):
+        if row["ratio"]:
+            memory = float(row["peak_mib"]) / float(row["baseline_peak_mib"]) - 1
+            lines.append(
+                f"| {_group(row)} | {_label(row)} | {row['scope']} | {row['ratio']} | {float(row['step_ms']):.2f} "
+                f"| {float(row['baseline_ms']):.2f} | **{float(row['speedup']):.2f}×** | {memory:+.1%} |"
+            )
     return "\n".join(lines)
 
 
@@ -228,35 +274,71 @@ def operator_table() -> str:
     return "\n".join(lines)
 
 
-def quality_table(*runs: str) -> str:
-    """Rows of the demo model: how far images are from those without merging."""
-    figures = {"psnr": ("PSNR, dB", 1), "ssim": ("SSIM", 3), "lpips": ("LPIPS", 3), "fid": ("FID", 0)}
-    rows = [
-        row for row in read("quality_bundled.csv") if row["run"] in runs and (row["ratio"] or row["run"] == runs[0])
-    ]
-    figures = {name: figure for name, figure in figures.items() if any(row[name] for row in rows)}
-    lines = _head(" | ".join(["", "ratio", *(title for title, _ in figures.values())]))
+def front_table(model: str) -> str:
+    """Fewer steps, presets and caches at all numbers of steps: gain in time, and LPIPS."""
+    rows = read(f"quality_{model}.csv")
+    steps = sorted({row["steps"] for row in rows}, key=int)
+    lines = _head(" | ".join(["", "gain", *(f"LPIPS, {number} steps" for number in steps)]))
+    fewer: dict[float, dict[str, str]] = {gain: {} for gain in NOMINAL_GAINS}
     for row in rows:
-        cells = [_figure(row[name], digits) for name, (_, digits) in figures.items()]
-        lines.append("| " + " | ".join([_changes(row), row["ratio"], *cells]) + " |")
+        if row["run"] == "steps":
+            nearest = min(NOMINAL_GAINS, key=lambda gain: abs(gain - float(row["gain"])))
+            fewer[nearest][row["steps"]] = f"{_figure(row['lpips'], 3)} ({_point(row)})"
+    for gain, found_by_steps in fewer.items():
+        if found_by_steps:
+            cells = [found_by_steps.get(each, "") for each in steps]
+            lines.append("| " + " | ".join(["fewer steps", f"about {gain:.2f}×", *cells]) + " |")
+    shown = [row for row in rows if row["run"] == "caches" or _is_compared(row)]
+    order = {_named(row): (["presets", "combined", "caches"].index(row["run"]), _place(row)) for row in shown}
+    for title in sorted(order, key=lambda each: (order[each], each)):
+        found = {row["steps"]: row for row in shown if _named(row) == title}
+        gains = sorted({f"{float(row['gain']):.2f}×" for row in found.values() if row["gain"]})
+        cells = [_figure(found[each]["lpips"], 3) + _left_over(found[each]) if each in found else "" for each in steps]
+        lines.append("| " + " | ".join([title, " to ".join(gains) or MISSING, *cells]) + " |")
     return "\n".join(lines)
 
 
-def equal_time_table(runs: list[str], model: str, steps: str) -> str:
-    """Rows of a demo model at one number of steps: gain in time, and distance from the model's own images."""
-    figures = {"gain": ("gain", 2), "lpips": ("LPIPS", 4), "psnr": ("PSNR, dB", 1), "ssim": ("SSIM", 3)}
-    rows = [row for row in read(f"quality_{model}.csv") if row["run"] in runs and row["steps"] == steps]
-    if not rows:
-        raise ValueError(f"quality_{model}.csv has no rows of {' or '.join(runs)} at {steps} steps.")
-    common = _common_changes(rows)
-    lines = _head(" | ".join(["", "setting", *(title for title, _ in figures.values())]))
-    for row in rows:
-        variant = Variant.from_dict(json.loads(row["variant"]))
-        cells = [_figure(row[name], digits) for name, (_, digits) in figures.items()]
-        cells[0] += "×" if cells[0] else ""
-        lines.append("| " + " | ".join([_title(variant, row, common), variant.point, *cells]) + " |")
-    if common:
-        lines.append(f"\nAll with {', '.join(f'`{part}`' for part in common)}.")
+def presets_quality_table(model: str) -> str:
+    """LPIPS of all presets at all ratios, with few and with many steps."""
+    rows = [row for row in read(f"quality_{model}.csv") if row["run"] == "presets"]
+    steps = [number for number in ("20", "4") if any(row["steps"] == number for row in rows)]
+    columns = [(number, ratio) for number in steps for ratio in RATIOS]
+    lines = _head(" | ".join(["LPIPS", *(f"{number} steps, {float(ratio):.0%}" for number, ratio in columns)]))
+    labels = {_label_of_quality(row): (_place(row), row["changed"]) for row in rows}
+    for label in sorted(labels, key=lambda each: labels[each]):
+        found = {(row["steps"], row["ratio"]): row["lpips"] for row in rows if _label_of_quality(row) == label}
+        cells = [_figure(found.get(column, ""), 3) for column in columns]
+        lines.append("| " + " | ".join([label, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def settings_table(part: str) -> str:
+    """LPIPS by the values of one setting, wherever it was measured."""
+    by = COMPARED_BY.get(part)
+    conditions = CONDITIONS_OF.get(part, CONDITIONS)
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    every = {model: read(f"quality_{model}.csv") for model, _ in conditions.values()}
+    for name, (model, steps) in conditions.items():
+        rows = [row for row in every[model] if (row["run"], row["steps"]) == (part, steps)]
+        rows = [row for row in rows if not {*row["changed"].split("; "), f"method={row['method']}"} & {*LEFT_OUT}]
+        common = _common_changes(rows) if rows else []
+        for row in rows:
+            parts = [each for each in row["changed"].split("; ") if each not in common]
+            value = next((each.partition("=")[2] for each in parts if by and each.partition("=")[0] == by), "")
+            value = value or (row[by] if by else name)
+            title = ", ".join(f"`{each}`" for each in parts if each.partition("=")[0] != by)
+            if by != "ratio" and len({each["ratio"] for each in rows}) > 1:
+                title += f", {float(row['ratio']):.0%} removed"
+            found.setdefault((title, name if by else ""), {})[value] = _figure(row["lpips"], 3)
+    if not found:
+        raise ValueError(f"there are no rows of {part}.")
+    columns = sorted({value for cells in found.values() for value in cells}, key=_in_order) if by else [*conditions]
+    titles = [f"`{by}={value}`" for value in columns] if by else [f"LPIPS, {name}" for name in columns]
+    lines = _head(" | ".join([*(["LPIPS"] if by else []), "", *titles]))
+    places = {name: place for place, name in enumerate(["", *conditions])}
+    for title, name in sorted(found, key=lambda key: (places[key[1]], _in_order(key[0]))):
+        cells = [found[title, name].get(value, MISSING) for value in columns]
+        lines.append("| " + " | ".join([*([name] if by else []), title, *cells]) + " |")
     return "\n".join(lines)
 
 
@@ -285,6 +367,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "headline": headline_table,
     "headline facts": headline_facts,
     "explain": explain_table,
+    "presets": presets_table,
     "denoiser": denoiser_table,
     "pipeline": pipeline_table,
     "cache": cache_table,
@@ -293,9 +376,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "operators": operator_table,
     "facts": facts,
 }
-"""What a page may name, besides `quality of presets and unseen`, `quality of steps and presets on bundled at 20 steps`
-and `quality facts of bundled`, which is the model in the name of the rows' file."""
-EQUAL_TIME = re.compile(r"quality of (.+) on (\S+) at (\d+) steps")
+"""What a page may name, besides those of a file of quality rows, such as quality_bundled.csv: `equal time on bundled`,
+`presets on bundled`, `quality facts of bundled`, and `settings: sharing`, which is a part of quality.py."""
 
 
 def rewritten(page: str) -> str:
@@ -307,18 +389,18 @@ def rewritten(page: str) -> str:
 
 def _filled_in(marked: re.Match[str]) -> str:
     name = marked[2]
-    if at := EQUAL_TIME.fullmatch(name):
-        text = equal_time_table(at[1].split(" and "), at[2], at[3])
-    elif name.startswith("quality facts of "):
+    if name.startswith("quality facts of "):
         text = quality_facts(name.removeprefix("quality facts of "))
-    elif name.startswith("quality of "):
-        text = quality_table(*name.removeprefix("quality of ").split(" and "))
+    elif name.startswith("equal time on "):
+        text = front_table(name.removeprefix("equal time on "))
+    elif name.startswith("presets on "):
+        text = presets_quality_table(name.removeprefix("presets on "))
+    elif name.startswith("settings: "):
+        text = settings_table(name.removeprefix("settings: "))
     elif name in TABLES:
         text = TABLES[name]()
     else:
-        raise ValueError(
-            f"`<!-- rows: {name} -->` names no table; use one of {', '.join(TABLES)}, or `quality of RUN`."
-        )
+        raise ValueError(f"`<!-- rows: {name} -->` names no table; use one of {', '.join(TABLES)}.")
     return f"{marked[1]}{text}\n{marked[4]}"
 
 
@@ -334,21 +416,68 @@ def _group(row: Row) -> str:
 
 
 def _label(row: Row) -> str:
-    """The preset, and the paper's softmax in place of the hard assignment that `toma` has had since."""
-    is_soft = row["method"] == "toma" and '"scale":"inf"' not in row["settings"]
-    return f"`{row['method']}`" + (", `scale=1000`" if is_soft else "")
+    """The preset, as it was where its settings have changed since; and the paper's softmax in place of the hard
+    assignment that `toma` has had since."""
+    settings = json.loads(row["settings"])
+    label = f"`{row['method']}`"
+    if row["method"] == "toma" and settings.get("scale") != "inf":
+        return label + ", `scale=1000`"
+    if row["method"] in ("fast", "balanced") and (row["file"] != PRESETS_NOW or "share" in settings):
+        return label + " as it was"
+    return label + (", `skip_blocks=()`" if settings.get("skip_blocks") == [] else "")
 
 
 def _label_of_quality(row: Row) -> str:
     """The same, of a row of quality_bundled.csv."""
+    if row["changed"].startswith(AS_IT_WAS):
+        return f"`{row['method']}` as it was"
     return f"`{row['method']}`" + (", `scale=1000`" if row["changed"] == "scale=1000.0" else "")
 
 
 def _newest(group: dict[str, str]) -> dict[tuple[str, str], Row]:
     """Of every setting and ratio the row of that group that was measured last."""
-    rows = [*read("denoiser_h200.csv"), *read("methods_h200.csv")]
+    rows = [row for name in ("denoiser_h200.csv", "methods_h200.csv", PRESETS_NOW) for row in read(name)]
     found = [row for row in rows if row["ratio"] and not row["cache"] and group.items() <= row.items()]
     return {(_label(row), row["ratio"]): row for row in sorted(found, key=lambda row: row["date"])}
+
+
+def _place(row: Row) -> int:
+    """Of a method in a table: ours first, then those of the paper, then others."""
+    order = ("balanced", "fast", "toma-once", "toma-tile", "toma-stripe", "toma", "tomesd", "tofu", "todo")
+    method = row["method"].partition("+")[0]
+    return order.index(method) if method in order else len(order)
+
+
+def _is_compared(row: Row) -> bool:
+    """Whether it is a preset, alone or with fewer steps, at the ratio that was timed."""
+    is_alone = row["run"] == "presets" and not row["changed"]
+    is_with_steps = row["run"] == "combined" and row["shortcuts"].startswith("steps:")
+    return (is_alone or is_with_steps) and EQUAL_TIME_METHODS.get(row["method"].partition("+")[0]) == row["ratio"]
+
+
+def _left_over(row: Row) -> str:
+    """The number of steps that a row with fewer steps has, in parentheses."""
+    return f" ({row['shortcuts'].removeprefix('steps:')})" if row["run"] == "combined" else ""
+
+
+def _point(row: Row) -> str:
+    """The number of steps, the ratio or the interval of a row."""
+    return Variant.from_dict(json.loads(row["variant"])).point
+
+
+def _named(row: Row) -> str:
+    """A row of the table of equal time."""
+    if row["ratio"]:
+        method, plus, _ = row["method"].partition("+")
+        return f"`{method}`, {float(row['ratio']):.0%} removed" + (", and fewer steps" if plus else "")
+    return "DeepCache, " + ", ".join(f"`{part}`" for part in row["title"].split(", ")[1:])
+
+
+def _in_order(text: str) -> list[tuple[float, str]]:
+    """To sort settings by their numbers, and what is shared from everything to nothing."""
+    text = {name: str(place) for place, name in enumerate(SHARES)}.get(text, text)
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [(float(part), "") if part[:1].isdigit() else (-1.0, part) for part in parts]
 
 
 def _is_bound_of_local(row: Row) -> bool:
@@ -356,31 +485,10 @@ def _is_bound_of_local(row: Row) -> bool:
     return row["method"] != "lower-bound" or row["assign"] == "local"
 
 
-def _changes(row: Row) -> str:
-    """The method, and the fields that differ from its preset's; in sweeps of settings, those alone."""
-    if not row["ratio"]:
-        return row["method"]  # nothing is merged
-    parts = [part for part in row["changed"].split("; ") if part]
-    if row["run"] in ("settings", "together"):
-        return ", ".join(f"`{part}`" for part in parts if part not in BASE_OF_SETTINGS) or "nothing"
-    return ", ".join(f"`{part}`" for part in (row["method"], *parts))
-
-
 def _common_changes(rows: list[Row]) -> list[str]:
     """Fields that all rows of a table have changed in the same way."""
     first, *others = [row["changed"].split("; ") for row in rows]
     return [part for part in first if others and part and all(part in other for other in others)]
-
-
-def _title(variant: Variant, row: Row, common: list[str]) -> str:
-    """What is merged and what else saves time, without what is common to the table and without the row's number."""
-    if not variant.saves_time:
-        return variant.name
-    if variant.config is None:
-        return ", ".join(f"`{part}`" for part in variant.family if part)
-    own = [part for part in row["changed"].split("; ") if part and part not in common]
-    merging = ", ".join(f"`{part}`" for part in (variant.name, *own))
-    return " + ".join([merging, *(f"`{shortcut.text}`" for shortcut in variant.shortcuts)])
 
 
 def _figure(value: str, digits: int) -> str:

@@ -9,6 +9,7 @@ import pytest
 from tiny import sdxl_unet
 
 from toma_diffusion.evaluation.variants import UNMERGED, VariantSpec, variants_of
+from toma_diffusion.experiments.costs import StepCosts
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -95,59 +96,97 @@ def test_the_default_stands_first_and_every_speed_has_its_quality(tables):
         assert all(float(cell) for cell in row[-2:])
 
 
-class TestEqualTime:
+class TestQuality:
     @pytest.fixture
-    def rows(self, tables, tmp_path, monkeypatch):
-        """Rows as quality.py writes them, of a model that is called `tiny`."""
+    def add(self, tables, tmp_path, monkeypatch):
+        """Writes rows as quality.py does: of a part, its methods at ratio 0.5, with one LPIPS after another."""
         quality = importlib.import_module("quality")
-        at = quality.Rows(tmp_path / "quality_tiny.csv")
-        common = {"steps": "20", "images": "32", "guidance": "4", "gpu": "a GPU", "commit": "abc"}
-        methods = (
-            "steps:16",
-            "fast:select_every=1;scale=inf",
-            "fast:select_every=1+steps:16",
-            "toma-tile:select_every=1",
-        )
-        found = [VariantSpec.parse(text) for text in methods]
-        variants = [*UNMERGED, *variants_of(sdxl_unet(), found, [0.5])]
-        runs = ["reference"] * 2 + ["steps"] + ["presets"] * 3
-        for run, variant in zip(runs, variants, strict=True):
-            row = quality.row_of(run, variant, common)
-            at.add(row | {"lpips": "0.1234", "gain": "1.45", "gain_source": "sdxl"})
         monkeypatch.setattr(tables, "RESULTS", tmp_path)
 
-    def test_a_table_at_one_number_of_steps(self, tables, rows):
-        text = tables.rewritten("<!-- rows: quality of steps and presets on tiny at 20 steps -->\n<!-- end -->")
-        assert "| `fewer steps` | 16 | 1.45× | 0.1234 |  |  |" in text
-        assert "| `fast`, `select_every=1`, `scale=inf` | 0.5 | 1.45× | 0.1234 |  |  |" in text
-        assert "| `fast`, `select_every=1` + `steps:16` | 0.5 |" in text
+        def write(model: str, steps: str, part: str, *methods: str) -> None:
+            at = quality.Rows(tmp_path / f"quality_{model}.csv")
+            common = {"steps": steps, "images": "32", "guidance": "4", "gpu": "a GPU", "commit": "abc", "blocks": "14"}
+            variants = (
+                UNMERGED if part == "reference" else variants_of(sdxl_unet(), map(VariantSpec.parse, methods), [0.5])
+            )
+            for place, variant in enumerate(variants):
+                row = quality.row_of(part, variant, common) | {"lpips": f"{0.1 * (place + 1):.2f}"}
+                at.add(row | quality.gain_of(row, StepCosts.load("sdxl")))
 
-    def test_what_all_rows_share_is_said_once(self, tables, rows):
-        text = tables.rewritten("<!-- rows: quality of presets on tiny at 20 steps -->\n<!-- end -->")
-        assert "All with `select_every=1`." in text
-        assert "| `toma-tile` | 0.5 |" in text
+        return write
 
-    def test_facts(self, tables, rows):
-        text = tables.rewritten("<!-- rows: quality facts of tiny -->\n<!-- end -->")
+    def table(self, tables, name: str) -> str:
+        return tables.rewritten(f"<!-- rows: {name} -->\n<!-- end -->")
+
+    def test_equal_time(self, tables, add):
+        add("tiny", "20", "steps", "steps:16", "steps:8")
+        add("tiny", "4", "steps", "steps:3")
+        add("tiny", "20", "presets", "tomesd", "fast", "fast:scale=inf")
+        add("tiny", "20", "combined", "fast:select_every=1+steps:16")
+        text = self.table(tables, "equal time on tiny")
+        assert "| | gain | LPIPS, 4 steps | LPIPS, 20 steps |" in text
+        assert "| fewer steps | about 1.25× |  | 0.100 (16) |" in text
+        assert "| fewer steps | about 1.33× | 0.100 (3) |  |" in text
+        assert "| `fast`, 50% removed | 1.39× |  | 0.200 |" in text
+        assert "| `fast`, 50% removed, and fewer steps | 1.73× |  | 0.100 (16) |" in text
+        assert "scale" not in text
+
+    def test_presets_and_what_they_were(self, tables, add):
+        before = importlib.import_module("quality").BEFORE
+        add("tiny", "20", "presets", "toma:scale=1000", "fast", before)
+        text = self.table(tables, "presets on tiny")
+        assert "| LPIPS | 20 steps, 25% | 20 steps, 50% | 20 steps, 75% |" in text
+        assert text.index("| `fast` |  | 0.200 |") < text.index("| `fast` as it was |  | 0.300 |")
+        assert "| `toma`, `scale=1000` |  | 0.100 |  |" in text
+
+    def test_a_setting_by_its_values(self, tables, add):
+        shares = [f"fast:region_tokens={tokens};share={name}" for tokens in (64, 1024) for name in ("nothing", "plan")]
+        add("bundled", "20", "sharing", *shares, "fast:scope=block;region_tokens=64;share=plan")
+        add("4step", "4", "sharing", *shares[:2])
+        text = self.table(tables, "settings: sharing")
+        assert "| LPIPS | | `share=plan` | `share=nothing` |" in text
+        assert "| 20 steps | `region_tokens=64` | 0.200 | 0.100 |" in text
+        assert "| 20 steps | `region_tokens=1024` | 0.400 | 0.300 |" in text
+        assert "| 4-step model |" in text
+        assert "scope" not in text
+
+    def test_settings_of_several_kinds_by_steps(self, tables, add):
+        add("bundled", "20", "where and when", "fast:min_tokens=512", "fast:window=(0.0,0.95)")
+        add("4step", "4", "where and when", "fast:min_tokens=512", "fast:window=(0.0,0.75)")
+        text = self.table(tables, "settings: where and when")
+        assert "| `min_tokens=512` | 0.100 | — | 0.100 |" in text
+        assert "| `window=[0.0, 0.95]` | 0.200 | — | — |" in text
+
+    def test_facts(self, tables, add):
+        add("tiny", "20", "reference")
+        text = self.table(tables, "quality facts of tiny")
         assert "32 prompts, guidance 4," in text
         assert "Gains are those of sdxl." in text
 
-    def test_a_table_without_rows_is_an_error(self, tables, rows):
-        with pytest.raises(ValueError, match=r"quality_tiny\.csv has no rows of caches at 20 steps"):
-            tables.rewritten("<!-- rows: quality of caches on tiny at 20 steps -->\n<!-- end -->")
+    def test_a_table_without_rows_is_an_error(self, tables, add):
+        add("bundled", "20", "steps", "steps:16")
+        add("4step", "4", "steps", "steps:3")
+        with pytest.raises(ValueError, match="there are no rows of sharing"):
+            self.table(tables, "settings: sharing")
 
 
 class TestRewritten:
     def test_a_cell_without_a_row_has_a_dash(self, tables, monkeypatch):
         monkeypatch.setattr(tables, "HEADLINE_SETTINGS", {"`fast`": ("0.9",)})
-        assert tables.headline_table().endswith("| `fast` | 90% | — | — | — | — |")
+        assert "| `fast` | 90% | — | — | — | — |" in tables.headline_table()
 
     def test_the_newest_row_counts(self, tables):
+        names = ("denoiser_h200.csv", "methods_h200.csv", "presets_h200.csv")
         for group in tables.HEADLINE_MODELS.values():
-            rows = [*tables.read("denoiser_h200.csv"), *tables.read("methods_h200.csv")]
-            same = [row for row in rows if group.items() <= row.items() and row["method"] == "fast"]
-            for row in same:
-                assert row["date"] <= tables._newest(group)["`fast`", row["ratio"]]["date"]
+            newest = tables._newest(group)
+            for row in (row for name in names for row in tables.read(name)):
+                if row["ratio"] and not row["cache"] and group.items() <= row.items():
+                    assert row["date"] <= newest[tables._label(row), row["ratio"]]["date"]
+
+    def test_speeds_of_presets_are_those_of_their_settings_now(self, tables):
+        for group in tables.HEADLINE_MODELS.values():
+            found = tables._newest(group)["`fast`", "0.5"]
+            assert (found["file"], "share" in found["settings"]) == ("presets_h200.csv", False)
 
     @pytest.mark.parametrize(
         ("page", "message"),
