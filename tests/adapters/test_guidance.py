@@ -229,9 +229,15 @@ class TestSizeAwareAttention:
         errors = {}
         for size_aware in (False, True):
             handle = apply_toma(
-                model, ratio=0.9, region="global", selection_tokens=256, scope="block", scale=math.inf, distance_weight=3.0,
+                model,
+                ratio=0.9,
+                region="global",
+                selection_tokens=256,
+                scope="block",
+                scale=math.inf,
+                distance_weight=3.0,
                 size_aware_attention=size_aware,
-            )  # fmt: skip
+            )
             state = state_of(model)
             with torch.no_grad():
                 model(**FAMILIES[0].inputs(batch=1))  # makes the plans; the block alone then chooses anew
