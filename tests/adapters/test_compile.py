@@ -15,7 +15,7 @@ BY_NAME = {family.name: family for family in FAMILIES}
 # Graphs of the denoiser compiled block by block in module scope: for every kind of block three for the first of its
 # kind (select, reweigh, reuse) and one for the others; SD3 has two more shapes of block. Outside the blocks' own code,
 # in scopes block and stage, the hooks are compiled on their own.
-GRAPHS_BY_BLOCK = {"sd15": 7, "sdxl": 4, "flux": 8, "sd3": 6, "pixart": 4}
+GRAPHS_BY_BLOCK = {"sd15": 6, "sdxl": 4, "flux": 8, "sd3": 6, "pixart": 4}
 
 
 @pytest.fixture(autouse=True)
