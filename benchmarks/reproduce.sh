@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measure the rows of benchmarks/results/ anew on this machine's GPU:
 #
-#   benchmarks/reproduce.sh FOLDER [methods] [bounds] [flux] [cache] [few-steps] [pipeline] [eager] [operators]
+#   benchmarks/reproduce.sh FOLDER [presets] [methods] [bounds] [flux] [cache] [few-steps] [pipeline] [eager] [operators]
 #
 # Every part writes CSV files into FOLDER; without parts all are measured. Benchmarks of a part compile side by side and
 # time one at a time (--take-turns). What is there already is not measured again. RATIOS=0.75 measures methods and bounds
@@ -11,12 +11,12 @@
 set -u
 folder=${1:?"give a folder for the rows"}
 shift
-parts=${*:-methods bounds flux cache few-steps pipeline eager operators}
+parts=${*:-presets methods bounds flux cache few-steps pipeline eager operators}
 for part in $parts; do  # before hours are spent on the others
     case $part in
-    methods | bounds | flux | cache | few-steps | pipeline | eager | operators) ;;
+    presets | methods | bounds | flux | cache | few-steps | pipeline | eager | operators) ;;
     *)
-        echo "unknown part '$part': methods, bounds, flux, cache, few-steps, pipeline, eager or operators" >&2
+        echo "unknown part '$part': presets, methods, bounds, flux, cache, few-steps, pipeline, eager or operators" >&2
         exit 2 ;;
     esac
 done
@@ -46,6 +46,14 @@ ratios=${RATIOS:-0.25,0.5,0.75}
 for part in $parts; do
     started=$SECONDS
     case $part in
+    presets)  # ours as they are, and `fast` as it was; these rows are presets_h200.csv
+        before='fast:num_regions=64;distance_weight=0;guidance_parts=1;share=plan;skip_blocks=();select_every=10;reweigh_every=5'
+        for method in fast 'fast:skip_blocks=()' "$before" balanced toma-tile; do
+            bench "presets-sdxl-$(printf %s "$method" | cksum | cut -d' ' -f1)" --model sdxl $graph --bounds none \
+                --methods "$method" --ratios "$ratios"
+        done
+        bench presets-flux --model flux --modes compiled --steps 4 --repeats 3 --bounds none --methods fast --ratios 0.5
+        finish ;;
     methods)  # all of them on SDXL and on Stable Diffusion 1.5: 20 processes, some 100 GB on the GPU
         for model in sdxl sd15; do
             for method in toma toma:scale=1000 toma-stripe toma-tile toma-once fast,todo balanced tomesd tofu; do
