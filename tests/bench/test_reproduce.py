@@ -30,6 +30,7 @@ def test_all_parts_by_default(tmp_path):
     told, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     assert [line.partition(":")[0] for line in told.splitlines()] == [
+        "presets",
         "methods",
         "bounds",
         "flux",
