@@ -105,8 +105,6 @@ class Conditions:
     """What the list of methods depends on."""
 
     steps: int
-    blocks: int
-    """Transformer blocks of the model."""
     has_guidance: bool
 
 
@@ -405,7 +403,7 @@ def plan(model: Any, setup: Setup, options: argparse.Namespace) -> Iterator[tupl
     """For every number of steps the variants with their parts. Says what is left out, once."""
     said = set()
     for steps in numbers("steps", options.steps, int) or setup.steps:
-        at = Conditions(steps, count_blocks(model), setup.guidance is None or setup.guidance > 1)
+        at = Conditions(steps, setup.guidance is None or setup.guidance > 1)
         found = []
         for run in options.only or PARTS:
             sweeps = [STEPS_OF_THE_PAPERS_TABLES] if run in PAPER else setup.steps_of_sweeps

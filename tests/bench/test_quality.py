@@ -41,7 +41,7 @@ def run(quality, tmp_path, monkeypatch):
 @pytest.mark.skipif(not ToMAConfig.knows("region_tokens"), reason="the sweeps are of settings that come with it")
 @pytest.mark.parametrize("steps", [4, 20])
 def test_every_method_can_be_asked_for_once(quality, steps):
-    at = quality.Conditions(steps, blocks=9, has_guidance=True)
+    at = quality.Conditions(steps, has_guidance=True)
     for part in quality.PARTS:
         methods = quality.methods_of(part, at, "skip_blocks=()")
         assert len({VariantSpec.parse(method) for method in methods}) == len(methods) > 0
@@ -50,7 +50,7 @@ def test_every_method_can_be_asked_for_once(quality, steps):
 def test_changes_are_made_where_they_count(quality, monkeypatch):
     methods = ["steps:3", "fast", "toma:scale=inf+steps:3", "tomesd", "fast:skip_blocks=(0,)"]
     monkeypatch.setitem(quality.PARTS, "presets", quality.Part(lambda at: methods))
-    assert quality.methods_of("presets", quality.Conditions(4, 9, True), "skip_blocks=(1,)") == [
+    assert quality.methods_of("presets", quality.Conditions(4, True), "skip_blocks=(1,)") == [
         "steps:3",
         "fast:skip_blocks=(1,)",
         "toma:scale=inf;skip_blocks=(1,)+steps:3",

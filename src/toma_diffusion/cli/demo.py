@@ -108,7 +108,7 @@ def _what_to_look_at(grid: Path, page: Path) -> list[str]:
         f"{grid} shows all images at once.",
         "Columns: method and fraction of tokens removed; s = seconds per image; speed-up = baseline time / method "
         "time, median over the images; the others = distance to the baseline's image (↑ higher is closer, ↓ lower).",
-        f"{DEFAULT_PRESET} is the default of apply_toma(pipe). fast is the fastest preset.",
+        f"{DEFAULT_PRESET} is the default of apply_toma(pipe). fast merges the most: in all steps.",
         "This model is small: fewer steps without merging would give images closer to the baseline than fast does, in "
         "the same time. Merging saves more time on large models, such as SDXL and Flux: see docs/speed.md.",
     ]
