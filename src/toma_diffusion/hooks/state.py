@@ -181,7 +181,7 @@ class MergeState:
             parts = 1
         passes = "; passes over one sample share a plan" if tick.first_pass < tick.ordinal else ""
         self.guidance = (
-            "samples choose for themselves" if parts == 1 else f"{parts} parts of guidance choose together"
+            "every sample chooses for itself" if parts == 1 else f"{parts} parts of guidance choose together"
         ) + passes
         return parts, tick.first_pass
 

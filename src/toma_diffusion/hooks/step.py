@@ -1,4 +1,5 @@
-"""Finds out which step of which generation a call of the denoiser belongs to. No value of a tensor is ever read.
+"""Finds out which step of which generation a call of the denoiser belongs to, and which samples of its batch are the
+same picture. No value of a tensor is ever read.
 
 There are three sources. The first that is available counts:
 

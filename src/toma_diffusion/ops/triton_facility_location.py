@@ -2,7 +2,7 @@
 
 S_ij is the mean over the parts of cos(x_i, x_j), minus w times the squared distance of i and j. Then k times: pick the
 i of the largest Σ_j max(0, S_ij − c_j), raise c_j to S_ij. Half-precision products are exact in the float32 they
-are summed in, so tensor cores lose nothing here.
+are summed in, so tensor cores lose nothing here; where distances count they are not used (see `cosines`).
 
 Small regions keep S in registers, and compute all gains anew for every pick. Large ones keep it in memory, and change
 the gains by those tokens alone that a pick covers better: of 256 tokens few, after the first picks.
