@@ -2,7 +2,7 @@
 
 S_ij is the mean over the parts of cos(x_i, x_j), minus w times the squared distance of i and j. Then k times: pick the
 i of the largest Σ_j max(0, S_ij − c_j), raise c_j to S_ij. Half-precision products are exact in the float32 they
-are summed in, so tensor cores lose nothing here; where distances count they are not used (see `cosines`).
+are summed in, so tensor cores lose nothing here.
 
 Small regions keep S in registers, and compute all gains anew for every pick. Large ones keep it in memory, and change
 the gains by those tokens alone that a pick covers better: of 256 tokens few, after the first picks.
@@ -74,8 +74,6 @@ def _select_in_registers(
             channel = start + tl.arange(0, BLOCK_C)
             mask = valid[:, None] & (channel[None, :] < CHANNELS)
             block = tl.load(pointers + channel[None, :], mask=mask, other=0.0)
-            if DISTANCE_WEIGHT > 0:  # see `cosines`
-                block = block.to(tl.float32)
             products = tl.dot(block, tl.trans(block), products, input_precision="ieee")
         squares = tl.where(index[:, None] == index[None, :], products, 0.0)
         norm = tl.maximum(tl.sqrt(tl.sum(squares, axis=1)), 1e-12)
@@ -138,7 +136,6 @@ def _measure(
             BLOCK,
             BLOCK,
             BLOCK_C,
-            DISTANCE_WEIGHT > 0,
         )
     if PARTS > 1:
         total = total / PARTS
@@ -267,7 +264,7 @@ def select(
         WIDTH=tiling.width,
         GRID_WIDTH=tiling.grid_width,
         BLOCK=block,
-        BLOCK_C=channels_at_once(tokens, distance_weight),
+        BLOCK_C=channels_at_once(tokens),
         num_warps=8 if block > 64 else 4,
     )
     return picks
@@ -279,7 +276,7 @@ def measure(tokens: Tensor, tiling: Tiling, *, distance_weight: float = 0.0, par
     pictures, channels = tokens.shape[0] // parts, tokens.shape[2]
     size, count = tiling.size, tiling.num_regions
     distances = torch.empty(pictures * count, size, size, dtype=torch.float32, device=tokens.device)
-    block = channels_at_once(tokens, distance_weight)
+    block = channels_at_once(tokens)
     squares = triton.cdiv(size, block)
     launch(
         _measure,

@@ -22,9 +22,21 @@ def token_rows(region, local, LAYOUT_WIDTH: tl.constexpr, HEIGHT: tl.constexpr, 
 @triton.jit
 def squared_distance(left, right, SIZE: tl.constexpr, GRID_WIDTH: tl.constexpr):
     """Between tokens at row-major indices of the image, in sides of a region of SIZE tokens; see `Tiling`."""
-    down = left[:, None] // GRID_WIDTH - right[None, :] // GRID_WIDTH
-    across = left[:, None] % GRID_WIDTH - right[None, :] % GRID_WIDTH
-    return (down * down + across * across).to(tl.float32) / SIZE
+    down = (left // GRID_WIDTH).to(tl.float32)[:, None] - (right // GRID_WIDTH).to(tl.float32)[None, :]
+    across = (left % GRID_WIDTH).to(tl.float32)[:, None] - (right % GRID_WIDTH).to(tl.float32)[None, :]
+    return (down * down + across * across) / SIZE
+
+
+@triton.jit
+def norms(rows, is_row, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Lengths of the rows pointed to."""
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, CHANNELS, BLOCK_C):
+        channel = start + tl.arange(0, BLOCK_C)
+        mask = is_row[:, None] & (channel[None, :] < CHANNELS)
+        x = tl.load(rows[:, None] + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+        squares += tl.sum(x * x, axis=1)
+    return tl.maximum(tl.sqrt(squares), 1e-12)
 
 
 @triton.jit
@@ -37,28 +49,22 @@ def cosines(
     BLOCK_I: tl.constexpr,
     BLOCK_J: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    WIDEN: tl.constexpr,
 ):
     """cos(x_i, x_j) of the rows that `left` and `right` point to: [BLOCK_I, BLOCK_J].
 
-    WIDEN converts tokens to float32 first. Tensor cores are then not used. With them, weights of half-precision tokens
-    that count distances were wrong for single tokens on an H200 (Triton 3.6), for a reason that is not found yet.
+    Norms are computed in loops of their own. In one loop with the products, Triton 3.6 gave wrong products on an H200:
+    with half-precision tokens, in some block sizes, for single tokens. Without pipelining (num_stages=1) they were
+    right: it seems to overwrite what a product still reads.
     """
     products = tl.zeros((BLOCK_I, BLOCK_J), tl.float32)
-    left_square = tl.zeros((BLOCK_I,), tl.float32)
-    right_square = tl.zeros((BLOCK_J,), tl.float32)
     for start in range(0, CHANNELS, BLOCK_C):
         channel = start + tl.arange(0, BLOCK_C)
         is_channel = channel[None, :] < CHANNELS
         x = tl.load(left[:, None] + channel[None, :], mask=is_left[:, None] & is_channel, other=0.0)
         y = tl.load(right[:, None] + channel[None, :], mask=is_right[:, None] & is_channel, other=0.0)
-        if WIDEN:
-            x, y = x.to(tl.float32), y.to(tl.float32)
         products = tl.dot(x, tl.trans(y), products, input_precision="ieee")
-        left_square += tl.sum(x.to(tl.float32) * x.to(tl.float32), axis=1)
-        right_square += tl.sum(y.to(tl.float32) * y.to(tl.float32), axis=1)
-    left_norm = tl.maximum(tl.sqrt(left_square), 1e-12)
-    right_norm = tl.maximum(tl.sqrt(right_square), 1e-12)
+    left_norm = norms(left, is_left, CHANNELS, BLOCK_I, BLOCK_C)
+    right_norm = norms(right, is_right, CHANNELS, BLOCK_J, BLOCK_C)
     return products / (left_norm[:, None] * right_norm[None, :])
 
 
@@ -67,9 +73,9 @@ def dense_channels(tokens: Tensor) -> Tensor:
     return tokens if tokens.stride(-1) == 1 else tokens.contiguous()
 
 
-def channels_at_once(tokens: Tensor, distance_weight: float) -> int:
-    """How many channels a product takes at once: fewer if they are, or become, float32 (see `cosines`)."""
-    return 32 if tokens.element_size() >= 4 or distance_weight > 0 else 64
+def channels_at_once(tokens: Tensor) -> int:
+    """How many channels a product takes at once."""
+    return 32 if tokens.element_size() >= 4 else 64
 
 
 def power_of_two(number: int, smallest: int = 16) -> int:

@@ -78,7 +78,6 @@ def _weigh(
             BLOCK_K,
             BLOCK_N,
             BLOCK_C,
-            DISTANCE_WEIGHT > 0,
         )
     if PARTS > 1:
         similarity = similarity / PARTS
@@ -170,7 +169,7 @@ def weigh(
         GRID_WIDTH=tiling.grid_width,
         BLOCK_K=block_k,
         BLOCK_N=block_n,
-        BLOCK_C=channels_at_once(tokens, distance_weight) if block_k <= 256 else 32,
+        BLOCK_C=channels_at_once(tokens) if block_k <= 256 else 32,
         HARD=hard,
         num_warps=8 if block_k * block_n > 4096 else 4,
     )
