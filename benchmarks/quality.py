@@ -64,12 +64,10 @@ PROMPTS = (FOLDER / "quality_prompts.txt", FOLDER / "quality_unseen_prompts.txt"
 METRICS = ("psnr", "ssim", "lpips")
 RATIOS, HALF = (0.25, 0.5, 0.75), (0.5,)
 EVERY_STEP = "select_every=1;reweigh_every=1"
-FAST = "fast:select_every=1"
-"""What the sweeps change: `fast` as it is, everything chosen in every step."""
-BEFORE = (
-    "fast:num_regions=64;distance_weight=0;guidance_parts=1;share=plan;skip_blocks=();select_every=10;reweigh_every=5"
-)
-"""`fast` as it was before its regions were sized in tokens, both halves of guidance chose together, every run of blocks
+FAST = "toma-stage:select_every=1"
+"""What the sweeps change: `toma-stage` as it is, everything chosen in every step."""
+BEFORE = "toma-stage:num_regions=64;distance_weight=0;guidance_parts=1;share=plan;skip_blocks=();select_every=10;reweigh_every=5"
+"""`toma-stage` as it was before its regions were sized in tokens, both halves of guidance chose together, every run of blocks
 had its own plan, and the last block was left whole."""
 GAINS = (1.15, 1.25, 1.43, 1.67, 2.0, 2.5)
 """How many times fewer steps are tried."""
@@ -138,13 +136,13 @@ def caches(at: Conditions) -> list[str]:
 def combined(at: Conditions) -> list[str]:
     """Merging together with what else saves time."""
     others = (f"steps:{round(at.steps / 1.25)}", "deepcache:interval=2", "first-block-cache:threshold=0.1")
-    return [f"{preset}+{other}" for preset in ("balanced", FAST) for other in others]
+    return [f"{preset}+{other}" for preset in ("toma-late", FAST) for other in others]
 
 
 def regions(at: Conditions) -> list[str]:
     """How many tokens a region has, how destinations are chosen in it, and how often."""
     return [
-        f"fast:region_tokens={tokens};selection_tokens={tokens};selection={selection};select_every={every}"
+        f"toma-stage:region_tokens={tokens};selection_tokens={tokens};selection={selection};select_every={every}"
         f";reweigh_every={min(every, 5)}"
         for tokens in (16, 64, 256)
         for selection in ("facility-location", "random")
@@ -194,7 +192,7 @@ def sharing(at: Conditions) -> list[str]:
     """What runs of blocks share, and in which parts of a region destinations are selected."""
     return [
         f"{preset};region_tokens={tokens};selection_tokens={part};share={shared}"
-        for preset in (FAST, f"fast:scope=block;{EVERY_STEP}")
+        for preset in (FAST, f"toma-stage:scope=block;{EVERY_STEP}")
         for tokens, part in ((16, 16), (64, 64), (256, 64), (256, 256), (1024, 64))
         for shared in ("plan", "destinations", "nothing")
     ]
@@ -205,7 +203,7 @@ PARTS: Mapping[str, Part] = {
     "caches": Part(caches, at_all_steps=True),
     "presets": Part(
         lambda at: [
-            *("balanced", "fast", BEFORE, "toma", "toma:scale=1000", "toma-stripe", "toma-tile", "toma-once"),
+            *("toma-late", "toma-stage", BEFORE, "toma", "toma:scale=1000", "toma-stripe", "toma-tile", "toma-once"),
             *("tomesd", "tofu", "todo"),
         ],
         RATIOS,

@@ -165,7 +165,7 @@ class StandIn:
             return
         original = self.before or MethodType(type(self.module).forward, self.module)
         if own.get("_old_forward") is self:  # accelerate keeps here what its hooks wrap
-            self.module._old_forward = original  # type: ignore[assignment]
+            self.module._old_forward = original
         registry = own.get("_diffusers_hook")
         for reference in getattr(registry, "_fn_refs", ()):
             for name in ("forward", "original_forward"):

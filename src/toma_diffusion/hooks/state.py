@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -325,7 +324,7 @@ class MergeState:
 
 
 def _make_static(buffers: list[Tensor]) -> None:
-    """Let compiled code update these inside a CUDA graph. Another pass has other buffers, and must not compile again."""
+    """Let compiled code update these inside a CUDA graph. Another pass has others, and must not compile again."""
     from torch._dynamo import mark_static_address  # slow to import; `prepare_compiler` has done it
 
     for buffer in buffers:
