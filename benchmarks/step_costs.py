@@ -8,6 +8,7 @@ The file is src/toma_diffusion/experiments/step_costs.csv. A test holds it to th
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -89,7 +90,9 @@ def reused_cost(model: str, row: Row) -> StepCost:
 def reuses_only(row: Row) -> bool:
     """Whether a row reuses over time, and merges nothing."""
     settings = json.loads(row["settings"])
-    return bool(settings.get("reuse")) and (float(row["ratio"]) == 0 or int(row["steps"]) > settings["max_steps"])
+    return settings.get("reuse") is not None and (
+        float(row["ratio"]) == 0 or int(row["steps"]) > settings.get("max_steps", math.inf)
+    )
 
 
 def skipped_costs(model: str, rows: list[Row]) -> Iterator[StepCost]:
@@ -124,7 +127,7 @@ def costs() -> list[StepCost]:
     for model in GROUPS:
         rows = rows_of(model)
         ours = [row for row in rows if not row["cache"] and row["method"] not in NOT_METHODS]
-        merged = [row for row in ours if not json.loads(row["settings"]).get("reuse")]
+        merged = [row for row in ours if json.loads(row["settings"]).get("reuse") is None]
         found += sorted((merged_cost(model, row) for row in merged), key=lambda cost: (cost.preset, cost.ratio))
         found += [*skipped_costs(model, rows), *deepcache_costs(model)]
         found += [reused_cost(model, row) for row in ours if reuses_only(row)]
