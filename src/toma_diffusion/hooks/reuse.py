@@ -104,8 +104,9 @@ class LeavePart(Hook):
             raise RuntimeError(f"the first module of {part.name} was skipped, so nothing can be remembered of it.")
         part.inputs = None
         if self.state.reusing:
+            # A copy, not what is remembered itself: FreeU, for one, works on it in place.
             results = [
-                change if whole is None else whole + change
+                change.clone() if whole is None else whole + change
                 for whole, change in zip(inputs, memory.recall(), strict=True)
             ]
             return _with(output, part.streams, results)

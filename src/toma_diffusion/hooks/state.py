@@ -162,7 +162,7 @@ class MergeState:
     def begin_call(self, model: nn.Module, call: Call) -> None:
         """Set everything up for one call of the denoiser. Runs outside compiled code, and never waits for the GPU."""
         tick = self.steps.read(model, call.sample, call.conditioning, call.timestep)
-        if tick.num_steps is None and self.schedule.needs is not None:
+        if self.enabled and tick.num_steps is None and self.schedule.needs is not None:
             raise RuntimeError(
                 f"{self.schedule.needs} needs the number of steps, which is not known here. Call "
                 "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
