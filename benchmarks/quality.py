@@ -45,13 +45,14 @@ from toma_diffusion.evaluation.variants import (
     paper_variants,
     variants_of,
 )
+from toma_diffusion.experiments.cells import MethodSpec
 from toma_diffusion.experiments.costs import StepCosts
 from toma_diffusion.experiments.facts import Facts, gather_facts
 from toma_diffusion.experiments.parsing import numbers
 from toma_diffusion.experiments.shortcuts import SHORTCUTS
 from toma_diffusion.experiments.shortcuts.skipped import SkippedSteps
 from toma_diffusion.files import check_writable, replacing
-from toma_diffusion.methods import config_class
+from toma_diffusion.methods import config_class, named_config
 from toma_diffusion.metrics import Weights, open_metrics
 from toma_diffusion.metrics.base import PairMetric, to_pixels
 from toma_diffusion.metrics.pixels import pool_psnr
@@ -348,10 +349,16 @@ def methods_of(part: str, at: Conditions, changes: str) -> list[str]:
     for text in PARTS[part].methods(at):
         merging, plus, shortcut = text.partition("+")
         name = merging.partition(":")[0]
-        if changes and name not in SHORTCUTS and config_class(name).knows(given) and given not in merging:
+        if changes and name not in SHORTCUTS and given not in merging and _merges(merging, given):
             merging += (";" if ":" in merging else ":") + changes
         methods.append(merging + plus + shortcut)
     return list(dict.fromkeys(methods))
+
+
+def _merges(method: str, field: str) -> bool:
+    """Whether a method merges tokens at any number of steps, and has that field."""
+    spec = MethodSpec.parse(method)
+    return named_config(spec.preset, dict(spec.overrides)).shows_ratio and config_class(spec.preset).knows(field)
 
 
 def variants_at(part: str, model: Any, at: Conditions, changes: str) -> tuple[list[Variant], list[str]]:

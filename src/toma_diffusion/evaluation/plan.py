@@ -75,7 +75,10 @@ class Variant:
     @property
     def _own_title(self) -> str:
         name = self.name if self.config is None or not self.config.shows_ratio else f"{self.name} {self.config.ratio:g}"
-        return ", ".join([name, *(f"{field}={value}" for field, value in self.asked_for.items())])
+        others = [
+            f"{field}={value}" for field, value in self.asked_for.items() if field != "ratio" or name == self.name
+        ]
+        return ", ".join([name, *others])
 
     @property
     def family(self) -> tuple[str, str]:
