@@ -146,7 +146,7 @@ class TestRoundTrip:
 class TestPresets:
     def test_named_variants(self):
         papers = {"toma", "toma-stripe", "toma-tile", "toma-once"}
-        assert set(PRESETS) == papers | {"toma-stage", "toma-late"}
+        assert set(PRESETS) == papers | {"toma-stage", "toma-late", "reuse", "balanced", "fast", "faster"}
 
     @pytest.mark.parametrize("name", ["lower-bound", "floor"])
     def test_bounds_are_presets_no_more(self, name):

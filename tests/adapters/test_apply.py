@@ -120,11 +120,16 @@ class TestFewerTokens:
         # There is no pipeline to tell the number of steps, and the grids are small.
         settings = SETTINGS | {"window": (0.0, 1.0), "min_tokens": 0}
         handle = apply_toma(model, preset, **settings)
-        output = family.call(model)
+        steps = 8 if PRESETS[preset].reuse is not None else 1
+        handle.begin(steps)
+        for step in range(steps):
+            handle.step(step)
+            output = family.call(model)
         assert output.isfinite().all()
-        assert not torch.equal(output, before)
-        assert handle.summary().config == dataclasses.replace(
-            PRESETS[preset], **settings, **({"select_every": 1, "reweigh_every": 1} if family.name == "flux" else {})
+        _, reused = handle.summary().steps
+        assert reused or not torch.equal(output, before)
+        assert handle.summary().config == PRESETS[preset].changed(
+            settings | ({"select_every": 1, "reweigh_every": 1} if family.name == "flux" else {})
         )
 
 
@@ -318,11 +323,11 @@ class TestFamilyDefaults:
 
 
 class TestDefault:
-    """Without a name a pipeline gets `toma-late`; a model does not know its steps, which a window needs."""
+    """Without a name a pipeline gets `balanced`; a model does not know its steps, which that needs."""
 
     def test_of_a_pipeline(self):
         with apply_toma(sd15_pipeline(), ratio=0.25) as handle:
-            assert handle.summary().config == ToMAConfig.from_preset("toma-late", ratio=0.25)
+            assert handle.summary().config == ToMAConfig.from_preset("balanced", ratio=0.25)
 
     def test_of_a_model(self):
         with apply_toma(sd15_unet(), ratio=0.25) as handle:
@@ -330,7 +335,7 @@ class TestDefault:
 
     def test_what_the_family_wants_otherwise(self):
         with apply_toma(flux_pipeline(), skip_blocks=()) as handle:
-            assert handle.summary().config == ToMAConfig.from_preset("toma-late")
+            assert handle.summary().config == ToMAConfig.from_preset("balanced")
 
     def test_summary_names_the_grids_left_whole(self):
         model = sd15_unet()

@@ -31,8 +31,8 @@ from tiny_pipelines import (
 
 from toma_diffusion import ToMAConfig, apply_toma
 
-BALANCED = {"min_tokens": 0, "num_regions": 4, "skip_blocks": ()}
-"""The default preset, on grids as small as these."""
+LATE = {"config_or_preset": "toma-late", "min_tokens": 0, "num_regions": 4, "skip_blocks": ()}
+"""The preset that merges in the second half of the steps, on grids as small as these."""
 IMAGE_TO_IMAGE = {
     "sd15": (sd15_pipeline, StableDiffusionImg2ImgPipeline),
     "sdxl": (sdxl_pipeline, StableDiffusionXLImg2ImgPipeline),
@@ -93,7 +93,7 @@ class TestImageToImage:
     def test_after_a_text_to_image_run_over_the_same_components(self, name):
         make, pipeline_class = IMAGE_TO_IMAGE[name]
         pipe = make()
-        apply_toma(pipe, **BALANCED)
+        apply_toma(pipe, **LATE)
         assert steps_of(pipe, num_inference_steps=20).merged == half(20)
         other = image_to_image(pipe, pipeline_class)
         assert steps_of(other, image=picture(), num_inference_steps=20, strength=0.4).merged == half(8)
@@ -102,14 +102,14 @@ class TestImageToImage:
     def test_without_any_earlier_run(self, name):
         make, pipeline_class = IMAGE_TO_IMAGE[name]
         pipe = make()
-        apply_toma(pipe, **BALANCED)
+        apply_toma(pipe, **LATE)
         other = image_to_image(pipe, pipeline_class)
         assert steps_of(other, image=picture(), num_inference_steps=20, strength=0.3).merged == half(6)
 
     @pytest.mark.parametrize("scheduler", [DDIMScheduler, EulerDiscreteScheduler])
     def test_with_a_scheduler_of_its_own(self, scheduler):
         pipe = sd15_pipeline()
-        apply_toma(pipe, **BALANCED)
+        apply_toma(pipe, **LATE)
         other = image_to_image(
             pipe, StableDiffusionImg2ImgPipeline, scheduler=scheduler.from_config(pipe.scheduler.config)
         )
@@ -120,7 +120,7 @@ class TestImageToImage:
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_short_run_before_a_long_one(name):
     pipe = PIPELINES[name]()
-    apply_toma(pipe, **BALANCED)
+    apply_toma(pipe, **LATE)
     assert steps_of(pipe, num_inference_steps=4).merged == half(4)
     assert steps_of(pipe, num_inference_steps=20).merged == half(20)
     assert steps_of(pipe, num_inference_steps=4).merged == half(4)
@@ -131,7 +131,7 @@ def test_a_short_run_before_a_long_one(name):
 def test_a_callback_that_returns_new_prompt_embeddings(name, keep):
     """From Python 3.13 on nothing keeps the old embeddings alive; before it, the frame's `locals()` do."""
     pipe = PIPELINES[name]()
-    apply_toma(pipe, **BALANCED)
+    apply_toma(pipe, **LATE)
     kept = []
 
     def renew(pipe, step, timestep, tensors):
@@ -153,7 +153,7 @@ def test_a_callback_that_returns_new_prompt_embeddings(name, keep):
 
 def test_guidance_cut_off_half_way_is_counted_at_once():
     pipe = sd15_pipeline()
-    apply_toma(pipe, **BALANCED)
+    apply_toma(pipe, **LATE)
     steps = steps_of(pipe, num_inference_steps=10, callback_on_step_end=SDCFGCutoffCallback(0.4))
     assert steps.places == [(step, 0) for step in range(10)]
     assert steps.merged == half(10)
@@ -172,7 +172,7 @@ class TestLoopsOfOnesOwn:
 
     def test_conditioning_rebuilt_in_every_step(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, **BALANCED)
+        apply_toma(pipe, **LATE)
         pipe.scheduler.set_timesteps(8)
         with Steps(pipe.unet) as steps, torch.no_grad():
             self.loop(pipe, rebuilt=True)
@@ -180,7 +180,7 @@ class TestLoopsOfOnesOwn:
 
     def test_two_seeds_after_one_set_timesteps(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, **BALANCED)
+        apply_toma(pipe, **LATE)
         pipe.scheduler.set_timesteps(6)
         with Steps(pipe.unet) as steps, torch.no_grad():
             self.loop(pipe, seed=0)
@@ -192,7 +192,7 @@ class TestLoopsOfOnesOwn:
     def test_four_tiles_of_a_picture_per_step(self, scheduler):
         pipe = sd15_pipeline()
         pipe.scheduler = scheduler.from_config(pipe.scheduler.config)
-        apply_toma(pipe, **BALANCED)
+        apply_toma(pipe, **LATE)
         pipe.scheduler.set_timesteps(6)
         with Steps(pipe.unet) as steps, torch.no_grad():
             self.loop(pipe, tiles=4)
@@ -227,7 +227,7 @@ class TestTold:
 
     def test_reset_gives_the_steps_back_to_the_pipeline(self):
         pipe = sd15_pipeline()
-        handle = apply_toma(pipe, **BALANCED)
+        handle = apply_toma(pipe, **LATE)
         handle.begin(3)
         handle.reset()
         assert steps_of(pipe, num_inference_steps=8).merged == half(8)
@@ -236,7 +236,7 @@ class TestTold:
 class TestWindowThatNeverOpens:
     def test_it_warns_once_with_the_reason(self):
         pipe = sd15_pipeline()
-        apply_toma(pipe, **BALANCED)
+        apply_toma(pipe, **LATE)
         with pytest.warns(UserWarning, match=r"window=\(0\.5, 1\.0\) never opened \(no step of a generation of 1 step"):
             run(pipe, num_inference_steps=1)
         with warnings.catch_warnings():
@@ -246,7 +246,7 @@ class TestWindowThatNeverOpens:
     def test_steps_that_were_counted_wrong(self):
         """Nothing tells where a loop stands that hands the model copies of its timesteps: half of it is missing."""
         pipe = sd15_pipeline()
-        apply_toma(pipe, **BALANCED)
+        apply_toma(pipe, **LATE)
         prompt = embeds(pipe)["prompt_embeds"]
 
         def generate() -> None:

@@ -36,7 +36,7 @@ class TestMethods:
         [
             ("toma", "toma", {}),
             ("toma:scale=inf", "toma", {"scale": "inf"}),
-            (" fast:num_regions=256; scope=block", "toma-stage", {"num_regions": 256, "scope": "block"}),
+            (" toma-stage:num_regions=256; scope=block", "toma-stage", {"num_regions": 256, "scope": "block"}),
             ("toma:sites=(attn,ff);window=(0.2,1.0)", "toma", {"sites": ("attn", "ff"), "window": (0.2, 1.0)}),
             ("toma:skip_blocks=(3,)", "toma", {"skip_blocks": (3,)}),
             ("toma:scale=1e2", "toma", {"scale": 100.0}),
@@ -67,7 +67,7 @@ class TestMethods:
             MethodSpec.parse(text)
 
     def test_commas_in_parentheses_do_not_separate(self):
-        assert split_list("toma, fast:skip_blocks=(1,2);scale=2,,x") == [
+        assert split_list("toma, toma-stage:skip_blocks=(1,2);scale=2,,x") == [
             "toma",
             "toma-stage:skip_blocks=(1,2);scale=2",
             "x",

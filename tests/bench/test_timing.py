@@ -12,7 +12,7 @@ from toma_diffusion.bench import caching
 from toma_diffusion.bench.measure import measure
 from toma_diffusion.bench.models import SD3, SD35_LARGE, SMALL_SD35, build, build_empty
 from toma_diffusion.bench.scenario import Group
-from toma_diffusion.bench.timing import Generation, Timing, compile_model, forget_compiled
+from toma_diffusion.bench.timing import Generation, StepKind, Timing, compile_model, forget_compiled
 from toma_diffusion.bench.turns import Turns
 from toma_diffusion.config import ToMAConfig
 from toma_diffusion.experiments.cells import Cell
@@ -68,26 +68,38 @@ class TestGeneration:
                     assert actions == {Action.SELECT: 2, Action.REWEIGH: 2}
             assert plans[0] == plans[1] != set()
             cycle = [Action.SELECT, Action.REUSE, Action.REWEIGH, Action.REUSE]
-            assert generation.actions() == (cycle * 2)[:7]
+            assert [kind.action for kind in generation.kinds()] == (cycle * 2)[:7]
 
     def test_a_window_counts_the_steps_of_the_run(self, updates):
         generation = generation_of(ready("sd35"), steps=4)
         with merged(generation, "toma-stage", num_regions=4, window=(0.5, 1.0), select_every=10, reweigh_every=5):
             generation.run()
             assert [action for _, action in updates] == [Action.SELECT]
-            assert generation.actions() == [None, None, Action.SELECT, Action.REUSE]
-            assert generation.last_action() is Action.REUSE
+            kinds = [StepKind(), StepKind(), StepKind(False, Action.SELECT), StepKind(False, Action.REUSE)]
+            assert generation.kinds() == kinds
+            assert generation.last_kind() == kinds[-1]
 
-    def test_last_action_is_what_the_call_did(self):
+    def test_last_kind_is_what_the_call_did(self):
         generation = generation_of(ready("sd35"), steps=3)
-        assert generation.actions() == [None] * 3
+        assert generation.kinds() == [StepKind()] * 3
         with merged(generation, "toma-stage", num_regions=4, select_every=2, reweigh_every=2), torch.no_grad():
             generation.begin()
             done = []
             for step in range(3):
                 generation.call(step)
-                done.append(generation.last_action())
-            assert done == generation.actions() == [Action.SELECT, Action.REUSE, Action.SELECT]
+                done.append(generation.last_kind())
+            assert done == generation.kinds()
+            assert [kind.action for kind in done] == [Action.SELECT, Action.REUSE, Action.SELECT]
+
+    def test_steps_that_reuse_are_of_a_kind_of_their_own(self):
+        generation = generation_of(ready("sd15"), steps=4)
+        with merged(generation, "reuse", start=0.0), torch.no_grad():
+            generation.begin()
+            done = []
+            for step in range(4):
+                generation.call(step)
+                done.append(generation.last_kind())
+            assert done == generation.kinds() == [StepKind(reuses) for reuses in (False, True, False, True)]
 
 
 def test_percentiles():

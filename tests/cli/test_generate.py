@@ -25,7 +25,7 @@ def test_the_image_and_all_its_settings(tmp_path):
     result = invoke("--preset", "toma-stage:num_regions=4", "--ratio", "0.25", "--seed", "3", "--output", str(output))
     assert result.exit_code == 0, result.output
     assert "ToMA, ratio 0.25, level 0: 64 → 48 tokens (4 tiles of 4×4) in 2 blocks" in result.output
-    assert " s with merging" in result.output
+    assert " s with ToMA, ratio 0.25" in result.output
     settings = read_settings(output)
     assert settings["prompt"] == "a red apple"
     assert (settings["seed"], settings["steps"], settings["method"]) == (3, 2, "toma-stage:num_regions=4")
@@ -40,7 +40,7 @@ def test_compared_with_the_unmerged_image(tmp_path):
     output = tmp_path / "both.png"
     result = invoke("--compare", "--preset", "toma-stage:num_regions=4", "--output", str(output))
     assert result.exit_code == 0, result.output
-    assert " s without merging" in result.output
+    assert " s as it is" in result.output
     assert "× as fast, PSNR " in result.output
     sheet = np.asarray(Image.open(output).convert("RGB"))
     whole = np.asarray(
@@ -57,7 +57,15 @@ def test_the_default_says_what_it_left_whole(tmp_path):
     assert "64 → 64 tokens (left whole: fewer than min_tokens=512)" in result.output
     assert "merged from 50% to 100% of the steps" in result.output
     assert "note: nothing was merged" in result.output
-    assert read_settings(tmp_path / "image.png")["method"] == "toma-late"
+    assert read_settings(tmp_path / "image.png")["method"] == "balanced"
+
+
+def test_the_default_says_what_it_reused(tmp_path):
+    result = invoke("--steps", "8", "--output", str(tmp_path / "image.png"))
+    assert result.exit_code == 0, result.output
+    assert "computed 6 steps, reused 2: reused are the changes of everything below the first level" in result.output
+    assert " s with reuse over time, 2 of 8 steps" in result.output
+    assert "note" not in result.output
 
 
 def test_other_methods_and_their_own_ratio(tmp_path):
@@ -90,7 +98,7 @@ def test_an_output_that_cannot_be_written_is_reported_before_anything_is_generat
         result = invoke("--output", str(output))
         assert result.exit_code == 2
         assert str(output.parent) in result.output
-        assert "with merging" not in result.output
+        assert " s with " not in result.output
 
 
 def test_brackets_in_a_name_are_no_markup(tmp_path):
@@ -112,7 +120,7 @@ def test_only_a_comparison_needs_the_metrics(tmp_path, monkeypatch):
     [
         (["--output", "image.jpg"], "'image.jpg' is not a PNG file"),
         (["--ratio", "1.5"], "ratio=1.5 is not allowed"),
-        (["--preset", "fats"], "Did you mean 'toma-stage'?"),
+        (["--preset", "fats"], "Did you mean 'fast'?"),
         (["--preset", "todo", "--ratio", "0.5"], "ratio=0.5 is not allowed"),
         (["--steps", "0"], "steps=0 is not allowed"),
         (["--model", "nowhere"], "'nowhere' is not known"),

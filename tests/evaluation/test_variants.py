@@ -92,7 +92,10 @@ class TestSpecs:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("toma-stage+toma", r"method 'fast\+toma' has several methods of merging, fast and toma: leave one"),
+            (
+                "toma-stage+toma",
+                r"method 'toma-stage\+toma' has several methods of merging, toma-stage and toma: leave one",
+            ),
             ("steps:3+steps:4", "several numbers of steps, steps:3 and steps:4"),
             ("magcache+taylorseer", "several caches, magcache and taylorseer"),
             ("fastt", "preset='fastt' is not known"),
