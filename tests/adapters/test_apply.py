@@ -1,7 +1,5 @@
 """apply_toma on every family and scope: it acts, it is scheduled, and it leaves no trace."""
 
-import dataclasses
-
 import pytest
 import torch
 from observe import CountOperators, attention_lengths, bookkeeping, inputs_of, our_hooks, same_picture, state_of
