@@ -11,11 +11,12 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 demo: $(VENV)/installed-demo ## make images with the demo model, without merging and with it, and compare them
 	OMP_WAIT_POLICY=passive $(BIN)/toma demo --fresh --output demo
 
+# worksteal: tests of one file stay together, so that what they share is made in one process only.
 test: $(VENV)/installed-dev ## the tests that need no GPU
-	$(BIN)/python -m pytest --numprocesses 2 -m "not gpu"
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not gpu"
 
 test-fast: $(VENV)/installed-dev ## without those that kill, resume, train, wait for turns or compile long
-	$(BIN)/python -m pytest --numprocesses 2 -m "not gpu and not slow"
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not gpu and not slow"
 
 check: $(VENV)/installed-dev ## lint, format, types, import layers
 	$(BIN)/ruff check .
@@ -29,7 +30,7 @@ format: $(VENV)/installed-dev ## put the code into the form that check asks for
 	$(BIN)/ruff format .
 
 test-compat: .venv-compat/installed ## the tests of the seam, with the oldest diffusers that pyproject.toml allows
-	.venv-compat/bin/python -m pytest --numprocesses 2 -m "not gpu" tests/adapters tests/hooks
+	.venv-compat/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not gpu" tests/adapters tests/hooks
 
 test-gpu: $(VENV)/installed-dev ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu

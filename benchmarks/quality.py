@@ -28,10 +28,9 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from step_costs import BLOCKS
 from torch import Tensor
 
-from toma_diffusion import PRESETS, ToMAConfig
+from toma_diffusion import ToMAConfig
 from toma_diffusion.api import find_denoiser
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation import NOISE_FLOOR, Variant
@@ -392,21 +391,24 @@ def row_of(run: str, variant: Variant, common: Row) -> Row:
 def gain_of(row: Row, costs: StepCosts) -> Row:
     """How many times faster it would be on the large model; empty if that has not been measured."""
     variant = Variant.from_dict(json.loads(row["variant"]))
-    config, blocks = variant.config, int(row["blocks"])
-    if isinstance(config, ToMAConfig) and config == replace(PRESETS.get(variant.name, config), ratio=config.ratio):
-        # The preset itself was timed: there its last block is one of many, and no grid is too small.
-        config, blocks = replace(config, min_tokens=0), BLOCKS[costs.model]
     gain = costs.gain(
         int(row["steps"]),
         preset=variant.name,
-        config=config,
+        config=variant.config,
         shortcuts=variant.shortcuts,
         skipped=float(row["skipped"] or 0),
-        blocks=blocks,
+        blocks=int(row["blocks"]),
     )
     if gain is None or variant.name == NOISE_FLOOR:
         return {"gain": "", "gain_source": ""}
     return {"gain": f"{gain:.4f}", "gain_source": costs.model}
+
+
+def note_of(row: Row, costs: StepCosts) -> str:
+    """What its gain does not count; empty if it has none, or counts everything."""
+    variant = Variant.from_dict(json.loads(row["variant"]))
+    step = costs.step_of_preset(variant.name, variant.config)
+    return step.note if row["gain"] and step is not None else ""
 
 
 def write_gains(name: str, options: argparse.Namespace) -> int:
@@ -491,8 +493,10 @@ def measure(name: str, options: argparse.Namespace) -> int:
             floor = known.get(UNMERGED[1], {})
             floors = {f"noise_floor_{figure}": floor.get(figure, "") for figure in ("psnr", "lpips")}
             row = row_of(run, variant, common) | floors | known[variant]
-            rows.add(row | gain_of(row, costs))
+            row |= gain_of(row, costs)
+            rows.add(row)
             figures = ", ".join(f"{each} {known[variant].get(each, '')}" for each in METRICS)
+            figures += f"; gain: {note}" if (note := note_of(row, costs)) else ""
             took = time.perf_counter() - started
             print(f"{name}, {steps} steps, {run}: {variant.title}: {figures} ({took:.1f} s)", flush=True)
     return failed

@@ -17,7 +17,16 @@ from typing import Any
 
 from toma_diffusion.config import Reuse
 from toma_diffusion.core.schedule import Schedule
-from toma_diffusion.experiments.costs import FILE, MERGED, REUSED, SKIPPED, TIME_SETTINGS, StepCost
+from toma_diffusion.experiments.costs import (
+    BLOCKS,
+    FILE,
+    MERGED,
+    REUSED,
+    SKIPPED,
+    SMALLEST_GRID,
+    TIME_SETTINGS,
+    StepCost,
+)
 from toma_diffusion.experiments.shortcuts.deepcache import DeepCache
 from toma_diffusion.methods import METHODS
 
@@ -30,9 +39,6 @@ GROUPS: dict[str, dict[str, str]] = {
     "flux": {"model": "flux", "resolution": "1024x1024", "mode": "compiled", "compile": "block"},
 }
 """Which rows count: the kernels alone on SDXL, and what a user gets on Flux, where launches take no time."""
-BLOCKS = {"sdxl": 70, "flux": 57}
-SMALLEST_GRID = {"sdxl": 1024, "flux": 4096}
-"""Tokens of the smallest grid that is merged at that resolution."""
 NOT_METHODS = ("baseline", "lower-bound", "floor")
 Row = dict[str, str]
 

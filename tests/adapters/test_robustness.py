@@ -171,10 +171,10 @@ class TestSummary:
     @pytest.mark.parametrize(
         ("settings", "backend", "reason"),
         [
-            ({"num_regions": 16}, "triton", None),
-            ({"num_regions": 1, "selection_tokens": 256}, "torch+triton", "one product over the whole grid"),
-            ({"num_regions": 16, "assign": "global"}, "torch+triton", "one product over the whole grid"),
-            ({"num_regions": 16, "backend": "torch"}, "torch", None),
+            ({"num_regions": 4}, "triton", None),
+            ({"num_regions": 1, "selection_tokens": 64}, "torch+triton", "one product over the whole grid"),
+            ({"num_regions": 4, "assign": "global"}, "torch+triton", "one product over the whole grid"),
+            ({"num_regions": 4, "backend": "torch"}, "torch", None),
         ],
         ids=str,
     )
@@ -184,7 +184,7 @@ class TestSummary:
         model = sd15_unet()
         handle = apply_toma(model, **{"ratio": 0.5, "backend": "triton"} | settings)
         with torch.no_grad():
-            model(torch.randn(1, 4, 16, 16), 10, torch.randn(1, 7, 32))
+            model(torch.randn(1, 4, 8, 8), 10, torch.randn(1, 7, 32))
         summary = handle.summary()
         assert summary.backend == backend
         if reason is None:

@@ -93,8 +93,9 @@ def test_killed_at_any_moment_the_file_is_whole(tmp_path):
     code = WRITER.format(tests=os.path.dirname(__file__), path=str(path))
     writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert writer.stdout.readline() == "ready\n"
-    deadline = time.monotonic() + 0.5
-    while time.monotonic() < deadline:  # at all these moments a reader sees whole rows
+    deadline, numbers = time.monotonic() + 0.5, []
+    while time.monotonic() < deadline or len(numbers) <= 10:  # at all these moments a reader sees whole rows
+        assert writer.poll() is None
         numbers = [float(each["step_ms"]) for each in read(path)]
         assert numbers == [float(number) for number in range(len(numbers))]
     writer.send_signal(signal.SIGKILL)

@@ -57,7 +57,7 @@ def test_everything_is_written_and_explained(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in output.rglob("images/*/*.png")} == before
     refused = invoke("--steps", "1", "--output", str(output))
     assert refused.exit_code == 2
-    assert "Its steps is 6, this command has 1" in refused.output
+    assert "holds a run with other settings" in refused.output
     (output / "mine.txt").write_text("stays")
     assert invoke("--steps", "1", "--output", str(output), "--fresh").exit_code == 0
     assert RunFolder(output).plan.steps == 1

@@ -312,13 +312,17 @@ class TestShortcutsAndBatches:
     def test_the_gain_is_measured_unless_a_large_model_is_named(self, batched, command, tmp_path):
         for row in RunFolder(batched).table():
             assert (row["gain"], row["gain_source"]) == (row["speedup"], "measured")
-        few = ("--methods", "steps:4,toma-once", "--ratios", "0.5", "--seeds", "0", "--metrics", "psnr")
+        methods = "steps:4,toma-stage,toma-late:region_tokens=64"
+        few = ("--methods", methods, "--ratios", "0.5", "--seeds", "0", "--metrics", "psnr")
         result = invoke(command(tmp_path / "run", *few, "--time-of", "sdxl"))
         assert result.exit_code == 0, result.output
-        baseline, floor, fewer, merged = RunFolder(tmp_path / "run").table()
+        baseline, floor, fewer, fast, balanced = RunFolder(tmp_path / "run").table()
         assert (baseline["gain"], floor["gain"], fewer["gain"]) == ("1.0000", "", "2.0000")
-        assert float(merged["gain"]) == pytest.approx(1.41, abs=0.02)
-        assert {row["gain_source"] for row in (baseline, fewer, merged)} == {"sdxl"}
+        assert float(fast["gain"]) == pytest.approx(1.39, abs=0.02)
+        assert float(balanced["gain"]) == pytest.approx(1.16, abs=0.02)
+        assert {row["gain_source"] for row in (baseline, fewer, fast, balanced)} == {"sdxl"}
+        assert result.output.count("not counted") == 1
+        assert "Gain of 'toma-late 0.5, region_tokens=64'" in result.output
 
     def test_skipped_steps_are_counted(self, command, tmp_path):
         pytest.importorskip("DeepCache")

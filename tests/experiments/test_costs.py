@@ -77,6 +77,55 @@ class TestMerging:
         assert costs.gain(4, config=changed(skip_blocks=(0, 1, 2, 3)), blocks=10) == pytest.approx(1 / 0.7)
 
 
+class TestPresets:
+    """On a small model, where the last block and a small grid are another part of the whole."""
+
+    COSTS = StepCosts(
+        "sdxl",
+        [
+            replace(HALF, merged_blocks=0.9857, share=0.72),
+            replace(HALF, share=0.7),
+            replace(HALF, preset="toma-late", scope="block", share=0.74),
+        ],
+    )
+
+    @pytest.mark.parametrize(("preset", "expected"), [("toma-stage", 1 / 0.72), ("toma-late", 20 / (10 + 10 * 0.74))])
+    def test_a_preset_has_the_row_of_its_own_settings(self, preset, expected):
+        config = ToMAConfig.from_preset(preset)
+        assert self.COSTS.gain(20, preset=preset, config=config, blocks=14) == pytest.approx(expected)
+        assert self.COSTS.step_of_preset(preset, config).note == ""
+
+    def test_it_says_which_unrelated_settings_differ(self):
+        config = ToMAConfig.from_preset("toma-stage", region_tokens=64, select_every=10, window=(0.5, 1.0))
+        assert self.COSTS.gain(20, preset="toma-stage", config=config, blocks=14) == pytest.approx(
+            20 / (10 + 10 * 0.72)
+        )
+        step = self.COSTS.step_of_preset("toma-stage", config)
+        assert step.not_counted == {"region_tokens": 64, "select_every": 10}
+        assert step.note.endswith("what one of toma-stage costs; not counted: region_tokens=64, select_every=10")
+
+    @pytest.mark.parametrize(
+        ("preset", "changes"),
+        [
+            ("toma-stage", {"skip_blocks": (0, -1)}),
+            ("toma-stage", {"scope": "module"}),
+            ("toma-stage", {"share": "plan"}),
+            ("toma-stage", {"ratio": 0.3}),
+            ("toma-stage", {"min_tokens": 512}),
+            ("toma-late", {"min_tokens": 600}),
+            ("toma-tile", {}),
+        ],
+    )
+    def test_other_settings_have_no_row(self, preset, changes):
+        config = ToMAConfig.from_preset(preset, **changes)
+        assert self.COSTS.step_of_preset(preset, config) is None
+        assert self.COSTS.gain(20, preset=preset, config=config, blocks=14) is None
+
+    def test_other_methods_are_no_presets(self):
+        for name in ("tomesd", "toma-stage"):
+            assert COSTS.step_of_preset(name, ToMeSDConfig(ratio=0.5)) is None
+
+
 class TestShortcuts:
     def test_fewer_steps_alone_and_with_merging(self):
         fewer = (parse_shortcut("steps:16"),)
@@ -115,6 +164,9 @@ class TestFile:
         costs = StepCosts.load("sdxl")
         for config, expected in ((FAST, 1.409), (ToMAConfig.from_preset("toma-stage"), 1.388)):
             assert costs.gain(10, preset="toma-stage", config=config, blocks=70) == pytest.approx(expected, abs=0.001)
+        for preset, expected in (("toma-stage", 1.388), ("toma-late", 1.156)):  # on the demo model
+            config = ToMAConfig.from_preset(preset)
+            assert costs.gain(20, preset=preset, config=config, blocks=14) == pytest.approx(expected, abs=0.001)
         late = ToMAConfig.from_preset("toma-once", window=(0.5, 1.0))
         assert costs.gain(10, preset="toma-late", config=late) == pytest.approx(1.17, abs=0.02)
 

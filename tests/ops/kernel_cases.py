@@ -1,7 +1,11 @@
 """Where kernel tests run, and on what: on a GPU if there is one, else in Triton's interpreter on small shapes."""
 
+from collections.abc import Iterable
+from itertools import product
+
 import pytest
 import torch
+from pairs import pairwise
 
 from toma_diffusion import Grid, Regions
 
@@ -28,6 +32,19 @@ if DEVICE == "cuda":
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+def pairs_of_cases(names: str, *lists: Iterable) -> pytest.MarkDecorator:
+    """Every case with every value of the lists, and any two of those values; on a GPU all together. The interpreter
+    takes a second for each."""
+    found = product(CASES, *lists) if DEVICE == "cuda" else pairwise(CASES, *lists)
+    return pytest.mark.parametrize(
+        f"case, {names}",
+        [
+            pytest.param(CASES[each[0]], *each[1:], id="-".join(str(value).removeprefix("torch.") for value in each))
+            for each in found
+        ],
+    )
 
 
 def tokens_and_regions(case, dtype: torch.dtype) -> tuple[torch.Tensor, Regions]:

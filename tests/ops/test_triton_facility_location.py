@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_cases import DEVICE, every_case, every_dtype, tokens_and_regions
+from kernel_cases import DEVICE, DTYPES, pairs_of_cases, tokens_and_regions
 
 from toma_diffusion.ops import LEAST_COSINE, cosine_similarity, facility_location, facility_location_value
 from toma_diffusion.ops.backend import LARGEST_SELECTED
@@ -10,8 +10,10 @@ from toma_diffusion.ops.tiles import Tiling
 
 kernels = pytest.importorskip("toma_diffusion.ops.triton_facility_location")
 
-where = pytest.mark.parametrize("where", ["registers", "memory"])
+PLACES = ("registers", "memory")
 """Where the kernels keep the similarity: small regions are tried in memory too."""
+
+where = pytest.mark.parametrize("where", PLACES)
 
 
 @pytest.fixture
@@ -49,9 +51,7 @@ def expected_similarity(tokens, regions, weight, parts):
     return cosines - penalty.repeat(len(cosines) // regions.count, 1, 1)
 
 
-@every_case
-@every_dtype
-@where
+@pairs_of_cases("dtype, where", DTYPES, PLACES)
 def test_every_pick_is_greedy_and_none_is_picked_twice(case, dtype, where, keep_in):
     keep_in(where)
     tokens, regions = tokens_and_regions(case, dtype)
@@ -70,9 +70,7 @@ def test_every_pick_is_greedy_and_none_is_picked_twice(case, dtype, where, keep_
     torch.testing.assert_close(reached, wanted, rtol=5e-3, atol=1e-3)
 
 
-@every_case
-@where
-@pytest.mark.parametrize("weight", [0.0, 0.3, 3.0])
+@pairs_of_cases("weight, where", [0.0, 0.3, 3.0], PLACES)
 def test_parts_choose_together_and_distance_counts(case, weight, where, keep_in):
     keep_in(where)
     grid, kind, count, width, batch = case

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_cases import assert_as_exact_as_torch, chosen, every_case, every_dtype, tokens_and_regions
+from kernel_cases import DTYPES, assert_as_exact_as_torch, chosen, pairs_of_cases, tokens_and_regions
 
 from toma_diffusion.ops import mean_weights, merge_weights, nearest_destinations
 from toma_diffusion.ops.backend import LARGEST_WEIGHED
@@ -12,9 +12,12 @@ from toma_diffusion.ops.tiles import Tiling
 kernels = pytest.importorskip("toma_diffusion.ops.triton_weights")
 
 
-@pytest.fixture(params=["whole regions", "pieces of regions"])
-def problem(case, dtype, request, monkeypatch):
-    if request.param != "whole regions":
+SIZES = ("whole regions", "pieces of regions")
+
+
+@pytest.fixture
+def problem(case, dtype, size, monkeypatch):
+    if size != "whole regions":
         monkeypatch.setattr(kernels, "LARGEST_WHOLE", 0)
         monkeypatch.setattr(kernels, "MOST_ELEMENTS", 1)
     tokens, regions = tokens_and_regions(case, dtype)
@@ -23,9 +26,7 @@ def problem(case, dtype, request, monkeypatch):
     return tokens, regions, chosen(regions, len(tokens))
 
 
-@every_case
-@every_dtype
-@pytest.mark.parametrize("scale", [3.0, 1000.0])
+@pairs_of_cases("dtype, size, scale", DTYPES, SIZES, [3.0, 1000.0])
 def test_weights_and_means(problem, scale):
     tokens, regions, destinations = problem
     split = regions.split(tokens)
@@ -39,8 +40,7 @@ def test_weights_and_means(problem, scale):
     assert_as_exact_as_torch(means, mean_weights(theirs), mean_weights(truth), rounding)
 
 
-@every_case
-@every_dtype
+@pairs_of_cases("dtype, size", DTYPES, SIZES)
 def test_nearest(problem):
     tokens, regions, destinations = problem
     nearest = torch.full(tokens.shape[:2], -1, dtype=torch.int64, device=tokens.device)
@@ -51,9 +51,7 @@ def test_nearest(problem):
     assert torch.equal(local - first, nearest_destinations(regions.split(tokens), destinations))
 
 
-@every_case
-@every_dtype
-@pytest.mark.parametrize("scale", [30.0, 1000.0])
+@pairs_of_cases("dtype, size, scale", DTYPES, SIZES, [30.0, 1000.0])
 def test_distance_in_every_precision(problem, scale):
     """In half precision on a GPU, single tokens once went elsewhere."""
     tokens, regions, destinations = problem
@@ -68,9 +66,7 @@ def test_distance_in_every_precision(problem, scale):
     torch.testing.assert_close(ours.float(), theirs.float(), rtol=0, atol=2e-3 if scale > 100 else 5e-4)
 
 
-@every_case
-@pytest.mark.parametrize("dtype", [torch.float32], ids=["float32"])
-@pytest.mark.parametrize("weight", [0.0, 0.5])
+@pairs_of_cases("dtype, size, weight", [torch.float32], SIZES, [0.0, 0.5])
 def test_parts_and_distance_as_in_plain_torch(problem, weight):
     tokens, regions, destinations = problem
     tokens = torch.cat([tokens, torch.randn_like(tokens)])

@@ -87,7 +87,7 @@ def evaluate_command(
     from toma_diffusion.api import find_denoiser
     from toma_diffusion.evaluation import Plan, RunFolder
     from toma_diffusion.evaluation.run import evaluate
-    from toma_diffusion.evaluation.table import to_rich
+    from toma_diffusion.evaluation.table import notes_of, to_rich
     from toma_diffusion.evaluation.variants import count_blocks, mixes_images
     from toma_diffusion.experiments.costs import StepCosts
     from toma_diffusion.experiments.facts import gather_facts
@@ -145,6 +145,8 @@ def evaluate_command(
         evaluate(folder, pipe, opened, state, progress)
     _print_left_out(console, opened.missing[known:])
     console.print(to_rich(folder))
+    for note in notes_of(folder):
+        console.print(note, highlight=False, soft_wrap=True)
     console.print(f"Wrote {output}", soft_wrap=True, highlight=False)
 
 

@@ -79,6 +79,20 @@ def gain_of(costs: StepCosts, variant: Variant, plan: Plan, skipped: float) -> f
     )
 
 
+def notes_of(folder: RunFolder) -> list[str]:
+    """A sentence for every computed gain that does not count some of the settings."""
+    plan = folder.plan
+    if not plan.time_of:
+        return []
+    costs = StepCosts.load(plan.time_of)
+    notes = []
+    for variant, row in zip(plan.variants, folder.table(), strict=True):
+        step = costs.step_of_preset(variant.name, variant.config)
+        if row["gain"] and step is not None and step.note:
+            notes.append(f"Gain of {variant.title!r}: {step.note}.")
+    return notes
+
+
 def _figures(folder: RunFolder, variant: Variant) -> Scores:
     """The averages over the images of a variant, and its joint metrics."""
     joint = folder.joint_scores(variant)

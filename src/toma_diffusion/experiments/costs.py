@@ -9,12 +9,12 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from toma_diffusion.config import Config
+from toma_diffusion.config import PRESETS, Config
 from toma_diffusion.core.schedule import Schedule
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.shortcuts import FewerSteps, Shortcut
@@ -29,6 +29,15 @@ TIME_SETTINGS = ("unmerge", "sites", "share", "size_aware_attention", "norm_pres
 MODELS_OF_LIKE_BLOCKS = ("flux",)
 """Models whose blocks cost about the same each, so that half of them merged saves half. Those of a UNet do not: they
 are of several grids."""
+BLOCKS: Mapping[str, int] = {"sdxl": 70, "flux": 57}
+"""Transformer blocks of the measured models."""
+SMALLEST_GRID: Mapping[str, int] = {"sdxl": 1024, "flux": 4096}
+"""Tokens of the smallest grid that was merged there, at 1024×1024."""
+LEFT_WHOLE = ("skip_blocks", "min_tokens")
+"""Settings that leave another part of a small model whole than of a large one."""
+COUNTED_APART = ("ratio", "window", "max_steps", "reuse")
+"""Settings that a variant of a preset may change: every ratio has rows of its own, steps outside the window cost what a
+whole step costs, and steps that reuse have rows of their own."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,25 @@ class StepCost:
         )
 
 
+@dataclass(frozen=True)
+class PresetStep:
+    """A merged step of a preset, as it was measured on the large model."""
+
+    preset: str
+    share: float
+    """Of the time of a whole step."""
+    not_counted: Mapping[str, Any]
+    """Settings that differ from those of the preset, and that no row tells apart: regions, selection, schedule."""
+
+    @property
+    def note(self) -> str:
+        """A sentence about them; empty if there are none."""
+        if not self.not_counted:
+            return ""
+        settings = ", ".join(f"{name}={value}" for name, value in self.not_counted.items())
+        return f"a merged step is taken to cost what one of {self.preset} costs; not counted: {settings}"
+
+
 class StepCosts:
     """Those of one model."""
 
@@ -101,7 +129,8 @@ class StepCosts:
 
         Args:
             steps: of the run, with nothing saved.
-            preset: its name. Rows of the same preset are preferred.
+            preset: its name. If the settings are its own, so is the row (`step_of_preset`). Otherwise rows of the same
+                preset are preferred.
             config: of merging.
             shortcuts: fewer steps, or a cache.
             skipped: the share of the steps that the cache skipped.
@@ -127,13 +156,35 @@ class StepCosts:
         computed = (inside * merged + reused * reusing + (left - inside - reused)) / left
         return steps / (left * ((1 - skipped) * computed + skipped * skipping))
 
+    def step_of_preset(self, preset: str, config: Config | None) -> PresetStep | None:
+        """The measured step of a preset, for a configuration that has all its settings that change the time of a step.
+
+        Then the configuration stands for the preset on the large model. There the last block is one of many, and no
+        grid may be too small, so neither the blocks nor the grids of the small model count. None if the configuration
+        is another one, or if that step has not been measured.
+        """
+        if config is None or preset not in PRESETS or self.model not in BLOCKS:
+            return None
+        own = replace(PRESETS[preset], ratio=config.ratio)
+        values, plain = config.to_dict(), own.to_dict()
+        if identity(config) != identity(own) or any(values[name] != plain[name] for name in LEFT_WHOLE):
+            return None
+        wanted = identity(own) | {"leaves_grids": own.min_tokens > SMALLEST_GRID[self.model]}
+        found = _exact(self._rows(preset, wanted), 1 - len(own.skip_blocks) / BLOCKS[self.model])
+        if not found:
+            return None
+        differing = {name: value for name, value in values.items() if value != plain[name]}
+        not_counted = {name: value for name, value in differing.items() if name not in COUNTED_APART}
+        return PresetStep(preset, median(found), not_counted)
+
     def _merged(self, preset: str, config: Config, blocks: int) -> float | None:
         """The share of a whole step that a merged one takes."""
-        wanted = identity(config)
-        found = [cost for cost in self.costs if cost.kind == MERGED and _matches(cost, wanted)]
-        found = [cost for cost in found if cost.preset == preset] or found
+        of_preset = self.step_of_preset(preset, config)
+        if of_preset is not None:
+            return of_preset.share
+        found = self._rows(preset, identity(config))
         own = 1 - len(config.skip_blocks) / blocks if blocks else 1.0
-        exact = [cost.share for cost in found if abs(cost.merged_blocks - own) < 0.005]
+        exact = _exact(found, own)
         if exact:
             return median(exact)
         if found and self.model in MODELS_OF_LIKE_BLOCKS:
@@ -148,6 +199,11 @@ class StepCosts:
             if found and (wanted == part or self.model in MODELS_OF_LIKE_BLOCKS):
                 return median(found)
         return None
+
+    def _rows(self, preset: str, wanted: Mapping[str, Any]) -> list[StepCost]:
+        """Those of these settings; if there are any of the preset, those alone."""
+        found = [cost for cost in self.costs if cost.kind == MERGED and _matches(cost, wanted)]
+        return [cost for cost in found if cost.preset == preset] or found
 
     def _skipped(self, cache: Shortcut) -> float | None:
         """The share of a whole step that a skipped one takes, or a little more."""
@@ -172,3 +228,8 @@ def identity(config: Config) -> dict[str, Any]:
 
 def _matches(cost: StepCost, wanted: Mapping[str, Any]) -> bool:
     return all(getattr(cost, name) == value for name, value in wanted.items())
+
+
+def _exact(costs: Sequence[StepCost], merged_blocks: float) -> list[float]:
+    """The shares of those with that part of the blocks merged."""
+    return [cost.share for cost in costs if abs(cost.merged_blocks - merged_blocks) < 0.005]
