@@ -72,7 +72,13 @@ def test_with_period_1_none_is(fields, num_steps):
 
 @pytest.mark.parametrize(
     ("fields", "num_steps", "expected"),
-    [({}, 1, False), ({}, 2, True), ({"start": 1}, 8, False), ({"min_steps": 5}, 4, False), ({"min_steps": 5}, 5, True)],
+    [
+        ({}, 1, False),
+        ({}, 2, True),
+        ({"start": 1}, 8, False),
+        ({"min_steps": 5}, 4, False),
+        ({"min_steps": 5}, 5, True),
+    ],
     ids=str,
 )
 def test_whether_any_is(fields, num_steps, expected):
@@ -124,7 +130,13 @@ class TestMerging:
 class TestUnknownNumberOfSteps:
     @pytest.mark.parametrize(
         "fields",
-        [{"start": 0}, {"computed": (0, 2)}, {"period": 1}, {"start": 0, "start_steps": 3}, {"computed": (0,), "end": 0.5}],
+        [
+            {"start": 0},
+            {"computed": (0, 2)},
+            {"period": 1},
+            {"start": 0, "start_steps": 3},
+            {"computed": (0,), "end": 0.5},
+        ],
         ids=str,
     )
     def test_where_nothing_needs_it(self, fields):
