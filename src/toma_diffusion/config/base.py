@@ -167,8 +167,8 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     inner = {name: value for name, value in values.items() if name in REUSE_FIELDS}
     if inner:
         given = own.get("reuse") or {}
-        given = asdict(given) if isinstance(given, Reuse) else given
-        own["reuse"] = Reuse.from_dict({**given, **inner})
+        given = given if isinstance(given, Reuse) else Reuse.from_dict(given)
+        own["reuse"] = Reuse.from_dict(asdict(given) | inner)
     return own
 
 

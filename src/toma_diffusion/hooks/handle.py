@@ -64,6 +64,11 @@ class Replacement(Placement):
         """Replace it."""
         self.stand_in.put()
 
+    def follow(self) -> None:
+        """Replace it again if something has put the module's own one back."""
+        if self.stand_in.is_out:
+            self.stand_in.put()
+
     def take_out(self) -> None:
         """Put the module's own one back."""
         self.stand_in.take_out()

@@ -154,6 +154,12 @@ class StandIn:
         self.of_class = type(self.module).forward
         self.module.forward = self
 
+    @property
+    def is_out(self) -> bool:
+        """Whether the module has the `forward` of its class again: offloading that ends puts it back."""
+        forward = vars(self.module).get("forward")
+        return forward is None or getattr(forward, "__func__", None) is type(self.module).forward
+
     def take_out(self) -> None:
         """Put back what was there before, also if something has wrapped this since."""
         self.removed = True

@@ -197,15 +197,17 @@ class MergeState:
         """Decide whether parts are computed or reused in this call. Returns what plans do in it."""
         memory = self._memory(call, tick)
         reuses = memory is not None and memory.step is not None and self.schedule.reuses(tick.step, tick.num_steps)
-        if memory is not None:
-            (memory.reuse if reuses else memory.compute)(tick.step)
-        for index, part in enumerate(self.parts):
-            part.memory, part.inputs = None if memory is None else memory.parts[index], None
         self.correcting = reuses and action is not None and call.block_by_block is None
         self.reusing = reuses and not self.correcting
+        if memory is not None and reuses:
+            memory.reuse(tick.step)
+        if memory is not None and not self.reusing:  # a corrected change is remembered too, as that of this step
+            memory.compute(tick.step)
+        for index, part in enumerate(self.parts):
+            part.memory, part.inputs = None if memory is None else memory.parts[index], None
         if tick.begins:
             self._steps = {"computed": set(), "reused": set()}
-        self._steps["reused" if self.reusing else "computed"].add(tick.step)
+        self._steps["reused" if reuses else "computed"].add(tick.step)
         only_corrects = self.schedule.corrects(tick.num_steps)
         return action if self.correcting or not (self.reusing or only_corrects) else None
 

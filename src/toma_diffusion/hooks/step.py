@@ -53,11 +53,8 @@ class Tick:
     says; 1 if it is not known."""
     is_exact: bool
     """Whether the step was set by the user or read from a scheduler, not inferred from the identity of tensors."""
-
-    @property
-    def begins(self) -> bool:
-        """Whether this is the first call of a generation."""
-        return self.step == 0 and self.ordinal == 0
+    begins: bool
+    """Whether this is the first call of a generation. The user may begin one with a later step than 0."""
 
 
 class StepCounter:
@@ -120,6 +117,8 @@ class StepCounter:
         return self._note(sample, conditioning, self._count_steps(running, timesteps), is_exact=position is not None)
 
     def _restart(self) -> None:
+        self._begins = True
+        """Whether the next call is the first of a generation."""
         self._step = -1
         self._first: int | None = None
         """Position of the first step among the scheduler's timesteps, if it is known."""
@@ -198,7 +197,8 @@ class StepCounter:
         self._passes.append((_Identity(sample), _Identity(conditioning), tuple(sample.shape)))
         ordinal = len(self._passes) - 1
         first = next(index for index, (known, _, _) in enumerate(self._passes) if known.holds(sample))
-        return Tick(self._step, num_steps, ordinal, first, self._parts, is_exact)
+        begins, self._begins = self._begins, False
+        return Tick(self._step, num_steps, ordinal, first, self._parts, is_exact, begins)
 
 
 @dataclass(frozen=True)

@@ -71,11 +71,13 @@ def _when(reuse: Reuse) -> str:
     share = "every second step reuses" if reuse.period == 2 else f"{reuse.period - 1} of {reuse.period} steps reuse"
     if reuse.span < 1 and reuse.period > 2:
         share += f" (fewer where a period would be more than {reuse.span:.0%} of all steps)"
-    first = f"the first {reuse.start:.0%}" if reuse.start else "the first step"
-    if reuse.start_steps > 1:
-        first += f", and at least {reuse.start_steps},"
+    first = "the first step" if reuse.start_steps == 1 else f"the first {reuse.start_steps} steps"
+    if reuse.start:
+        least = f", and at least {reuse.start_steps}," if reuse.start_steps > 1 else ""
+        first = f"the first {reuse.start:.0%} of the steps{least}"
     last = f" and the last {reuse.end:.0%}" if reuse.end else ""
-    return f"{share}; {first}{last} of the steps are computed"
+    verb = "is" if first == "the first step" and not last else "are"
+    return f"{share}; {first}{last} {verb} computed"
 
 
 def _check_update(config: Config, reuse: Reuse) -> None:
