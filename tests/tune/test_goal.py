@@ -68,10 +68,12 @@ class TestReaching:
     def test_no_gain_in_time_is_no_answer(self):
         assert not Goal.of(quality="high").holds(figures(speed_up=1.02, lpips=0.0))
 
-    def test_a_little_beyond_the_limit_may_still_hold_on_more_images(self):
+    def test_what_is_beyond_the_limit_may_still_hold_on_more_images(self):
         goal = Goal.of(max_lpips=0.05)
-        assert goal.may_hold(figures(lpips=0.07))
-        assert not goal.may_hold(figures(lpips=0.08))
+        assert goal.may_hold(figures(lpips=0.12))
+        assert not goal.may_hold(figures(lpips=0.13))
+        assert goal.may_hold(Figures(images=1, speed_up=1.5, psnr=30.0, lpips=0.19))
+        assert not Goal.of(min_psnr=30.0).may_hold(figures(psnr=25.0))
 
     def test_a_speed(self):
         goal = Goal.of(speed_up=1.5)

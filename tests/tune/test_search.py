@@ -8,7 +8,7 @@ from toma_diffusion.evaluation import Variant
 from toma_diffusion.experiments.shortcuts import parse_shortcut
 from toma_diffusion.tune.folder import Measurement
 from toma_diffusion.tune.goal import Figures, Goal
-from toma_diffusion.tune.search import answer, figures_of, ranked, survivors
+from toma_diffusion.tune.search import answer, figures_of, finalists_of, ranked, substitutes, survivors
 
 
 def variant(steps: int) -> Variant:
@@ -44,7 +44,7 @@ class TestFigures:
 
 class TestRungs:
     def test_the_front_within_the_limit_comes_first_the_fastest_of_it_first(self):
-        figures = table((1.2, 0.01), (1.5, 0.04), (1.4, 0.045), (2.0, 0.4), (0.9, 0.0))
+        figures = table((1.2, 0.01), (1.5, 0.04), (1.4, 0.045), (2.0, 0.4), (0.7, 0.0))
         assert numbers(ranked(figures, Goal(max_lpips=0.05))) == [2, 1, 3, 4, 5]
 
     def test_at_a_wanted_speed_the_nearest_come_first(self):
@@ -56,6 +56,19 @@ class TestRungs:
         assert len(survivors(figures, Goal(max_lpips=0.5), at_least=3)) == 4
         assert len(survivors(figures, Goal(max_lpips=0.5), at_least=6)) == 6
         assert len(survivors(figures, Goal(max_lpips=0.5), at_least=9)) == 7
+
+
+class TestFinalists:
+    FIGURES = table((1.2, 0.01), (1.4, 0.03), (1.5, 0.04), (1.6, 0.07), (1.7, 0.08), (2.0, 0.9))
+
+    def test_mostly_those_that_reach_the_goal(self):
+        assert numbers(finalists_of(self.FIGURES, Goal(max_lpips=0.05), 3)) == [3, 2, 5]
+        assert numbers(finalists_of(self.FIGURES, Goal(max_lpips=0.02), 3)) == [1, 5, 4]
+
+    def test_substitutes_are_the_nearest_first(self):
+        goal = Goal(max_lpips=0.05)
+        tried = [variant(number) for number in (3, 2, 5)]
+        assert numbers(substitutes(self.FIGURES, goal, tried)) == [1, 4]
 
 
 class TestAnswer:

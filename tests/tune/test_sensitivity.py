@@ -5,10 +5,11 @@ import torch
 from tiny_checkpoints import checkpoint
 from tiny_text import text_pipeline
 
+from toma_diffusion import Grid
 from toma_diffusion.pipelines.checkpoints import load_pipeline
 from toma_diffusion.pipelines.generation import ImageRequest, generate_latents
 from toma_diffusion.tune.candidates import from_map
-from toma_diffusion.tune.sensitivity import Prober, SensitivityMap, groups_of, sampled_steps
+from toma_diffusion.tune.sensitivity import Prober, SensitivityMap, groups_of, sampled_steps, smooth_noise
 
 REQUEST = ImageRequest("a red apple", steps=4)
 
@@ -47,6 +48,15 @@ class TestMeasured:
         joint, single = prober.growth((0,), 1), prober.growth((11,), 1)
         assert joint > 0
         assert single > 0
+
+
+def test_an_error_is_smooth_and_spares_the_text():
+    noise = smooth_noise((2, 3 + 64, 5), Grid(8, 8), seed=0)
+    assert noise.shape == (2, 67, 5)
+    assert torch.equal(noise[0], noise[1])
+    assert not noise[:, :3].any()
+    image = noise[0, 3:].view(8, 8, 5)
+    assert (image[:, 1:] - image[:, :-1]).norm() < 0.7 * image.norm()
 
 
 class TestGroupsAndSteps:

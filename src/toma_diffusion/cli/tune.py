@@ -93,6 +93,7 @@ def tune_command(
     from toma_diffusion.tune.prompts import built_in_prompts
     from toma_diffusion.tune.run import tune
     from toma_diffusion.tune.setting import to_file
+    from toma_diffusion.tune.table import write_table
 
     find_budget(budget)
     if compile not in COMPILE:
@@ -143,6 +144,7 @@ def tune_command(
         if not state.is_main_process:
             return
         outcome.write(folder)
+        write_table(folder, outcome)
         to_file(folder, outcome).write(folder.tuned_path)
         page = write_tune_page(folder)
     console.print(_table(outcome))
@@ -163,7 +165,8 @@ def _table(outcome: Outcome) -> Table:
 
     table = Table(title=f"Finalists for “{outcome.goal}”", box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("setting", overflow="fold")
-    for heading in ("speed-up", "LPIPS ↓", "PSNR ↑", ""):
+    has_lpips = any(result.figures and result.figures.lpips is not None for result in outcome.finalists)
+    for heading in ("speed-up", *(["LPIPS ↓"] if has_lpips else []), "PSNR ↑", ""):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in outcome.finalists:
         figures = result.figures
@@ -171,7 +174,7 @@ def _table(outcome: Outcome) -> Table:
         table.add_row(
             result.variant.title,
             f"{figures.speed_up:.2f}",
-            "" if figures.lpips is None else f"{figures.lpips:.3f}",
+            *([] if figures.lpips is None else [f"{figures.lpips:.3f}"]),
             f"{figures.psnr:.2f}",
             "chosen" if outcome.chosen is result else "",
         )

@@ -14,6 +14,7 @@ from toma_diffusion.tune.goal import LEAST_GAIN
 from toma_diffusion.tune.measure import ORIGINAL
 from toma_diffusion.tune.outcome import Outcome, Result
 from toma_diffusion.tune.setting import in_sentences
+from toma_diffusion.tune.table import state_of
 from toma_diffusion.tuned import FEWER_STEPS, Tuned
 
 PAGE = "tune.html"
@@ -90,9 +91,9 @@ def _sorted(outcome: Outcome) -> list[Result]:
 
 def _line(result: Result, outcome: Outcome) -> Line:
     figures = result.figures
-    state = "chosen" if result == outcome.chosen else "finalist" if result.is_finalist else "dropped in the search"
+    state = state_of(result, outcome)
     if figures is None:
-        return Line(result.variant.title, kind_of(result.variant), "", "", "", "", f"failed: {result.failure}")
+        return Line(result.variant.title, kind_of(result.variant), "", "", "", "", state)
     return Line(
         result.variant.title,
         kind_of(result.variant),

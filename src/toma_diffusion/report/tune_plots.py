@@ -97,6 +97,8 @@ def _draw(axis: Any, outcome: Outcome, shown: list[Result]) -> None:
     axis.axvline(1, color=INK, linestyle=":", linewidth=1)
     if by_lpips:
         axis.set_yscale("log")
+        for shown_ticks in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+            shown_ticks(lambda value, place: f"{value:g}")
     else:
         axis.invert_yaxis()
     label = "LPIPS (down is closer)" if by_lpips else "PSNR, dB (down is closer)"

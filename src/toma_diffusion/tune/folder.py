@@ -6,6 +6,7 @@
     measured/<variant>/<item>.json        seconds, those of the original next to it, and the distances of one image
     images/<variant>/<item>.png
     answer.json                           the goal, the figures of every candidate, and which is chosen
+    table.csv                             the same figures, one row per candidate
     tuned.json                            the chosen setting, for apply_toma and toma generate
     tune.html                             all of it as a page
 

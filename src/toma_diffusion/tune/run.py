@@ -16,7 +16,7 @@ from toma_diffusion.tune.goal import Figures, Goal
 from toma_diffusion.tune.measure import ORIGINAL, Meter, turns_of
 from toma_diffusion.tune.outcome import Outcome, Result
 from toma_diffusion.tune.progress import MAP_CELL, SearchBar, measurements_left
-from toma_diffusion.tune.search import answer, figures_in, survivors
+from toma_diffusion.tune.search import answer, figures_in, finalists_of, substitutes, survivors
 from toma_diffusion.tune.sensitivity import Prober, SensitivityMap, groups_of, name_of, sampled_steps
 
 if TYPE_CHECKING:
@@ -53,8 +53,12 @@ def tune(
         left = measurements_left(size, len(alive), rung)
         figures = work.measure(alive, items, f"search, {images} of {size.rungs[-1]} images", left)
         alive = survivors(figures, goal, size.finalists)
-    alive = alive[: size.finalists]
+    last = {variant: each for variant, each in figures.items() if variant in alive}
+    alive = finalists_of(last, goal, size.finalists)
     finals = work.measure(alive, plan.final_items, "finalists", len(alive) * size.final_images)
+    for variant in substitutes(last, goal, alive)[: size.finalists]:
+        if not answer(finals, goal).is_reached:
+            finals |= work.measure([variant], plan.final_items, "more finalists", size.final_images)
     results = [_result(folder, variant, seen[variant], finals) for variant in candidates.variants]
     found = answer(finals, goal)
     chosen = next((each for each in results if each.variant == found.chosen), None)

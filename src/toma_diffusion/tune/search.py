@@ -63,6 +63,23 @@ def survivors(figures: Mapping[Variant, Figures], goal: Goal, at_least: int) -> 
     return ranked(figures, goal)[: max(at_least, (len(figures) + 1) // 2)]
 
 
+def finalists_of(figures: Mapping[Variant, Figures], goal: Goal, count: int) -> list[Variant]:
+    """Those to measure at the end: mostly such that reach the goal already, and the best of those that may."""
+    order = ranked(figures, goal)
+    safe = sorted(
+        (each for each in order if goal.holds(figures[each])), key=lambda each: goal.preference(figures[each])
+    )
+    others = [variant for variant in order if variant not in safe]
+    chosen = [*safe[: count - 1], *others[:1], *safe[count - 1 :], *others[1:]]
+    return chosen[:count]
+
+
+def substitutes(figures: Mapping[Variant, Figures], goal: Goal, tried: Sequence[Variant]) -> list[Variant]:
+    """Those to measure if no finalist reaches the goal: the likeliest to reach it first."""
+    left = [variant for variant, each in figures.items() if variant not in tried and goal.may_hold(each)]
+    return sorted(left, key=lambda variant: goal.shortfall(figures[variant]))
+
+
 def answer(finalists: Mapping[Variant, Figures], goal: Goal) -> Answer:
     """The best finalist that reaches the goal.
 

@@ -4,6 +4,11 @@ One image is generated as it is. Then, for a group of blocks and a step, it is g
 the output of each block of the group gets a random error of 2 % of what the block changes. The growth is how much the
 final latents differ, relative to their length, divided by these 2 %.
 
+The error is smooth: random values on a grid of 4 × 4, with straight lines between them, like those that merging and
+reuse make. Later steps remove noise that differs from token to token, so it would say nothing about the first steps,
+which give the image its composition. On the demo model, smooth errors in all blocks in the first of 20 steps grow ten
+times as much as noise does.
+
 The steps before the error are those of the first image. They are not computed again: the outputs of the denoiser are
 remembered.
 """
@@ -19,9 +24,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from toma_diffusion.adapters import Block, find_adapter
 from toma_diffusion.api import find_denoiser
+from toma_diffusion.core import Grid
 from toma_diffusion.experiments.shortcuts.base import forwards_restored
 from toma_diffusion.hooks.sites import Arguments, Keywords, get_hidden_states
 from toma_diffusion.pipelines.generation import ImageRequest, generate_latents
@@ -29,6 +36,8 @@ from toma_diffusion.pipelines.generation import ImageRequest, generate_latents
 ERROR = 0.02
 """The error, as a share of what a block changes. Small enough that doubling it doubles its effect, and large enough to
 be seen in half precision."""
+SMOOTH = 4
+"""Random values along each side of the image."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +150,8 @@ class Prober:
         self.model = find_denoiser(pipe)
         adapter = find_adapter(self.model)
         self.blocks: list[Block] = adapter.blocks(self.model) if adapter else []
+        self._adapter = adapter
+        self._grids: dict[str, Grid] = {}
         self._step = 0
         self._outputs: list[list[Any]] = []
         """Of the denoiser, for every step and call."""
@@ -173,10 +184,12 @@ class Prober:
     def _original(self) -> Tensor:
         self._outputs = [[] for _ in range(self.request.steps + 1)]
 
-        def remember(module: nn.Module, args: Arguments, output: Any) -> None:
+        def remember(module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> None:
+            if self._adapter is not None:
+                self._grids = self._adapter.read_call(module, args, kwargs).grids
             self._outputs[min(self._step, self.request.steps)].append(output)
 
-        hook = self.model.register_forward_hook(remember)
+        hook = self.model.register_forward_hook(remember, with_kwargs=True)
         try:
             return self._generate()
         finally:
@@ -201,7 +214,8 @@ class Prober:
 
     def _error(self, index: int, step: int) -> Callable[..., Any]:
         """A hook that adds the error to the image stream of a block."""
-        stream = self.blocks[index].stream
+        block = self.blocks[index]
+        stream, grid = block.stream, self._grids[block.kind]
 
         def add(module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
             if self._step != step:
@@ -209,12 +223,22 @@ class Prober:
             tokens = output if stream is None else output[stream]
             before = get_hidden_states(args, kwargs)
             change = tokens - before if before.shape == tokens.shape else tokens
-            noise = torch.randn(tokens.shape, generator=torch.Generator("cpu").manual_seed(index), dtype=torch.float32)
-            noise = noise.to(tokens.device)
-            noise *= ERROR * torch.linalg.vector_norm(change.float()) / torch.linalg.vector_norm(noise)
+            noise = smooth_noise(tokens.shape, grid, seed=index).to(tokens.device)
+            noise = noise * ERROR * torch.linalg.vector_norm(change.float()) / torch.linalg.vector_norm(noise)
             changed = (tokens.float() + noise).to(tokens.dtype)
             if stream is None:
                 return changed
             return type(output)(changed if place == stream else each for place, each in enumerate(output))
 
         return add
+
+
+def smooth_noise(shape: Sequence[int], grid: Grid, seed: int) -> Tensor:
+    """Random values [batch, tokens, channels] that change slowly over the image, the same for the whole batch. What
+    else is in the sequence, text before and references after the image, gets none."""
+    channels = shape[2]
+    coarse = torch.randn((1, channels, SMOOTH, SMOOTH), generator=torch.Generator("cpu").manual_seed(seed))
+    fine = functional.interpolate(coarse, size=(grid.height, grid.width), mode="bilinear")  # [1, channels, h, w]
+    tokens = fine.flatten(2).transpose(1, 2)  # [1, h · w, channels]
+    missing = shape[1] - grid.num_tokens
+    return functional.pad(tokens, (0, 0, max(0, missing), 0))[:, : shape[1]].expand(tuple(shape))
