@@ -9,11 +9,12 @@ import pytest
 import toma_diffusion_demo
 from diffusers import StableDiffusionPipeline
 from safetensors import safe_open
-from toma_diffusion_demo import four_step_folder
+from toma_diffusion_demo import flux_folder, four_step_folder
 
 from toma_diffusion import apply_toma
 from toma_diffusion.pipelines.checkpoints import (
     DEMO_MODELS,
+    FLUX,
     FOUR_STEP,
     MADE_FOR,
     bundled_model,
@@ -164,3 +165,17 @@ class TestFourSteps:
         assert f"num_inference_steps={self.STEPS}, guidance_scale={self.GUIDANCE:g}" in card
         settings = chapter["settings"]
         assert (settings["steps"], f"rank {settings['rank']}," in card) == (self.STEPS, True)
+
+
+@pytest.mark.slow
+def test_the_flux_class_model_draws_what_it_is_asked_for():
+    pipe = load_pipeline(FLUX, device="cpu")
+    for prompt, channel in (("3d emoji of a red heart", 0), ("3d emoji of a blue heart", 2)):
+        image = generate_image(pipe, ImageRequest(prompt, seed=0, steps=4, guidance=4.0))
+        red, _, blue = colours(image)
+        assert (red, blue)[channel // 2] > 60 + (blue, red)[channel // 2]
+
+
+def test_the_flux_class_model_is_small():
+    files = [path for path in flux_folder().rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 13 * MIB

@@ -58,6 +58,8 @@ WRONG = [
     ("share", "blocks"),
     ("selection_tokens", 0),
     ("backend", "cuda"),
+    ("max_steps", 0),
+    ("reuse", "often"),
 ]
 
 

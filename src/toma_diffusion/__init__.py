@@ -2,7 +2,7 @@
 
 from toma_diffusion.adapters import register_adapter
 from toma_diffusion.api import apply_toma, remove_toma, toma_enabled
-from toma_diffusion.config import PRESETS, ToDoConfig, ToFuConfig, ToMAConfig, ToMeSDConfig
+from toma_diffusion.config import PRESETS, Reuse, ToDoConfig, ToFuConfig, ToMAConfig, ToMeSDConfig
 from toma_diffusion.core import Action, Grid, MergePlan, Regions, Schedule
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.handle import ToMAHandle
@@ -18,6 +18,7 @@ __all__ = [
     "Grid",
     "MergePlan",
     "Regions",
+    "Reuse",
     "Schedule",
     "ToDoConfig",
     "ToFuConfig",

@@ -18,6 +18,7 @@ from toma_diffusion.hooks.handle import RootHook, ToMAHandle, find_root, install
 from toma_diffusion.hooks.state import MergeState
 from toma_diffusion.hooks.step import DENOISERS, StepCounter
 from toma_diffusion.methods import method_of, resolve_config
+from toma_diffusion.methods.reuse import describe_reuse, place_reuse, reused_parts
 from toma_diffusion.tuned import SUFFIX, Tuned
 
 DEFAULT_PRESET = "balanced"
@@ -137,21 +138,40 @@ def _build(
         )
     blocks = adapter.blocks(model)
     method = method_of(config)
-    state = MergeState(config, StepCounter(pipeline), description=tuple(method.describe(config)), only_steps=only_steps)
-    placements, records = method.place(config, blocks, _reasons_to_leave_alone(model, blocks, config), state)
+    parts = reused_parts(config, adapter, model)
+    if parts and _diffusers.has_block_cache(model):
+        raise UsageError(
+            f"reuse={config.reuse} cannot be combined with a block cache, which reuses too: use one of them."
+        )
+    reuses_only = bool(parts) and config.ratio == 0
+    state = MergeState(
+        config,
+        StepCounter(pipeline),
+        description=tuple(method.describe(config)),
+        reuse_description=tuple(describe_reuse(config.reuse, parts)),
+        only_steps=only_steps,
+    )
+    before, after = place_reuse(parts, state)
+    reasons = _reasons_to_leave_alone(model, blocks, config)
+    if reuses_only:
+        reasons = dict.fromkeys(range(len(blocks)), "no tokens are merged: ratio 0")
+    placements, records = method.place(config, blocks, reasons, state)
     merged = [record for record in records if record.left_alone is None]
-    if not merged:
-        reasons = "; ".join(sorted({record.left_alone for record in records if record.left_alone}))
+    if not merged and not parts:
+        found = "; ".join(sorted({record.left_alone for record in records if record.left_alone}))
         raise UsageError(
             f"nothing would be merged in this {type(model).__name__} "
-            f"({len(blocks)} transformer blocks: {reasons or 'it has no blocks'}). "
+            f"({len(blocks)} transformer blocks: {found or 'it has no blocks'}). "
             f"Change the settings, or use one of: {supported()}."
         )
     ends = {blocks[0].name, blocks[-1].name}
-    check = LateChanges(config.scope, config.scope != "module" and any(record.name in ends for record in merged))
+    merges_an_end = config.scope != "module" and any(record.name in ends for record in merged)
+    check = LateChanges(config.scope, merges_an_end, bool(parts))
     return install(
         model,
-        RootHook(state, adapter.read_call, check, compiled_blocks, graphs_obstacle, records, placements),
+        RootHook(
+            state, adapter.read_call, check, compiled_blocks, graphs_obstacle, records, [*before, *placements, *after]
+        ),
     )
 
 
@@ -179,9 +199,21 @@ class LateChanges:
     scope: str
     merges_an_end: bool
     """Whether the first or the last block is merged as a whole."""
+    reuses: bool = False
+    """Whether parts are reused over time."""
 
     def __call__(self, model: nn.Module) -> None:
         """Look at the model as it is now."""
+        if self.reuses and _diffusers.has_block_cache(model):
+            raise RuntimeError(
+                "a block cache was enabled after apply_toma, which reuses blocks too: switch the cache off, or call "
+                "remove_toma, then apply_toma again with reuse=None."
+            )
+        if self.reuses and torch.is_grad_enabled() and _diffusers.recomputes(model):
+            raise RuntimeError(
+                "gradient checkpointing runs blocks a second time, which reuse over time cannot follow: "
+                "call disable_gradient_checkpointing, or run under torch.no_grad()."
+            )
         if self.merges_an_end and _diffusers.has_block_cache(model):
             raise RuntimeError(
                 "a block cache was enabled after apply_toma, and in scopes 'block' and 'stage' it needs the first and "

@@ -68,16 +68,9 @@ def test_a_demo_package_of_an_older_version_is_named(monkeypatch):
         load_pipeline("bundled-4step", device="cpu")
 
 
-def test_the_flux_class_model_is_not_there_yet(monkeypatch, tmp_path):
-    monkeypatch.setattr("toma_diffusion_demo.loading.flux_folder", lambda: tmp_path / "flux")
+def test_the_models_that_are_there_are_offered():
     for open_model in (load_pipeline, lambda model: load(model, device=torch.device("cpu"))):
-        with pytest.raises(UsageError, match=r"^model 'bundled-flux' is not part of this version .*: train it with"):
-            open_model("bundled-flux")
-
-
-def test_only_models_that_are_there_are_offered():
-    for open_model in (load_pipeline, lambda model: load(model, device=torch.device("cpu"))):
-        with pytest.raises(UsageError, match=r"bundled, bundled-4step, a folder"):
+        with pytest.raises(UsageError, match=r"bundled, bundled-4step, bundled-flux, a folder"):
             open_model("no such model")
 
 

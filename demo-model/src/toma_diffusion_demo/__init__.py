@@ -11,7 +11,7 @@ def model_folder() -> Path:
 
 
 def flux_folder() -> Path:
-    """Where `loading.flux_pipeline` looks for the Flux-class model. This version does not contain it."""
+    """The folder of the Flux-class model: transformer, autoencoder, scheduler. Load it with `loading.flux_pipeline`."""
     return Path(__file__).with_name("flux")
 
 

@@ -98,14 +98,9 @@ def build_flux_pipeline(
 def flux_pipeline(
     dtype: torch.dtype = torch.bfloat16, folder: Path | None = None, text: Path | None = None
 ) -> DemoFluxPipeline:
-    """The Flux-class model, if it is there. Another `folder` of such a model, and another pipeline `text` to read
-    prompts with, may be given."""
+    """The Flux-class model. Another `folder` of such a model, and another pipeline `text` to read prompts with, may be
+    given."""
     folder = folder or flux_folder()
-    if not folder.exists():
-        raise FileNotFoundError(
-            "model 'bundled-flux' is not part of this version of toma-diffusion-demo: train it with "
-            "`python -m training.run all --model flux`, as training/README.md in the repository of toma-diffusion says."
-        )
     vae = AutoencoderKL.from_pretrained(folder / "vae", torch_dtype=dtype, local_files_only=True)
     scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler", local_files_only=True)
     return build_flux_pipeline(load_transformer(folder / "transformer", dtype), vae, scheduler, text or model_folder())

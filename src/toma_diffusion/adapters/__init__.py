@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, argument, around
+from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, argument, around, part_of
 from toma_diffusion.adapters.basic_block import describe_block
 from toma_diffusion.adapters.flux import FluxAdapter, grid_from_ids
 from toma_diffusion.adapters.pixart import PixArtAdapter
@@ -15,6 +15,7 @@ from toma_diffusion.adapters.sd3 import SD3Adapter
 from toma_diffusion.adapters.unet import UNetAdapter
 from toma_diffusion.core import Grid
 from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.reuse import Part, PassOn, Stream
 from toma_diffusion.hooks.sites import (
     Arguments,
     GatherPositions,
@@ -41,14 +42,18 @@ __all__ = [
     "Keywords",
     "MergeInput",
     "MergeOutput",
+    "Part",
+    "PassOn",
     "Site",
     "SiteSpec",
+    "Stream",
     "UnmergeOutput",
     "argument",
     "around",
     "describe_block",
     "find_adapter",
     "grid_from_ids",
+    "part_of",
     "register_adapter",
     "supported",
 ]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from torch import Tensor, nn
 
 from toma_diffusion.adapters import _diffusers
 from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.reuse import Part, PassOn, Stream
 from toma_diffusion.hooks.sites import (
     Arguments,
     Hook,
@@ -61,6 +63,8 @@ class Block:
     """How the block takes a bias for the keys of its self-attention; None if it takes none."""
     stream: int | None = None
     """Which of the block's outputs is the image stream; None if it returns one tensor."""
+    returns_text: bool = False
+    """Whether the other of its two outputs is the text stream. The last block of a model may return none."""
     level: int = 0
     """How often the grid was halved before this block. 0 if the model has one resolution."""
     feed_forward_chunk_dim: int | None = None
@@ -101,10 +105,53 @@ class Adapter(ABC):
     def read_call(self, model: nn.Module, args: Arguments, kwargs: Keywords) -> Call:
         """The facts about one call of the denoiser. Must not read values of tensors in the denoising loop."""
 
+    def parts(self, model: nn.Module, deep: bool) -> list[Part]:
+        """What can be reused over time: runs of blocks. With `deep`, all that can be, if there is more."""
+        return [part_of(list(blocks)) for _, blocks in groupby(self.blocks(model), key=lambda block: block.run)]
+
     def defaults(self, model: nn.Module) -> dict[str, Any]:
         """Settings of this family, for fields that the user does not set. Fields that a method does not have are
         ignored."""
         return {}
+
+
+@dataclass(frozen=True)
+class ImageShape:
+    """The shape of image tokens."""
+
+    kind: str
+    width: int
+
+    def __call__(self, call: Call) -> tuple[int, ...]:
+        """In that call."""
+        return call.sample.shape[0], call.image_tokens or call.grids[self.kind].num_tokens, self.width
+
+
+@dataclass(frozen=True)
+class TextShape:
+    """The shape of text tokens that go through the blocks."""
+
+    width: int
+
+    def __call__(self, call: Call) -> tuple[int, ...]:
+        """In that call."""
+        if call.conditioning is None:
+            raise UsageError("a call without text cannot be reused over time: pass encoder_hidden_states.")
+        return call.sample.shape[0], call.conditioning.shape[1], self.width
+
+
+def part_of(blocks: list[Block]) -> Part:
+    """Consecutive blocks as a part that can be reused."""
+    first, last = blocks[0], blocks[-1]
+    streams = [Stream(ImageShape(last.kind, last.width), last.stream, "hidden_states", 0)]
+    if last.returns_text and last.stream is not None:
+        streams.append(Stream(TextShape(last.width), 1 - last.stream, "encoder_hidden_states", 1))
+    return Part(
+        name=first.run if len(blocks) > 1 else first.name,
+        modules=tuple(block.module for block in blocks),
+        stand_ins=tuple(PassOn(block.stream) for block in blocks),
+        streams=tuple(streams),
+    )
 
 
 def around(

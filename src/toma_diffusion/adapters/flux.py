@@ -117,6 +117,7 @@ def _describe_joint(module: Any, index: int) -> Block:
         position_table=ROTARY,
         key_bias=KEY_BIAS,
         stream=1,
+        returns_text=True,
     )
 
 
@@ -132,6 +133,7 @@ def _describe_single(module: Any, index: int) -> Block:
         position_table=ROTARY,
         key_bias=KEY_BIAS,
         stream=1,
+        returns_text=True,
     )
 
 

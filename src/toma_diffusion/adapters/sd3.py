@@ -31,16 +31,18 @@ class SD3Adapter(Adapter):
         sample = argument("hidden_states", 0, args, kwargs)
         height, width = (side // model.config.patch_size for side in sample.shape[-2:])
         block_by_block = None
+        skipped = "skip-layer guidance leaves out blocks" if kwargs.get("skip_layers") else None
         if argument("block_controlnet_hidden_states", 4, args, kwargs) is not None:
             block_by_block = "a ControlNet adds its residuals after every block"
-        elif kwargs.get("skip_layers"):
-            block_by_block = "skip-layer guidance leaves out blocks"
+        elif skipped is not None:
+            block_by_block = skipped
         return Call(
             sample=sample,
             conditioning=argument("encoder_hidden_states", 1, args, kwargs),
             timestep=argument("timestep", 3, args, kwargs),
             grids={"joint": Grid(height, width)},
             block_by_block=block_by_block,
+            blocks_skipped=skipped,
         )
 
 
@@ -58,5 +60,6 @@ def _describe(module: Any, index: int) -> Block:
         sites=tuple(sites),
         normalize=AfterModulatingNorm("norm1"),
         stream=1,
+        returns_text=not module.context_pre_only,
         feed_forward_chunk_dim=_diffusers.feed_forward_chunk_dim(module),
     )

@@ -1,15 +1,24 @@
-"""What the settings of all methods share, and the checks that validate a setting."""
+"""What the settings of all methods share."""
 
 from __future__ import annotations
 
-import difflib
 import json
 from abc import ABC
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar
 
+from toma_diffusion.config.checks import (
+    check_indices,
+    check_integer,
+    check_known,
+    check_number,
+    check_one_of,
+    check_sequence,
+    is_number,
+    quoted,
+)
+from toma_diffusion.config.reuse import REUSE_FIELDS, Reuse
 from toma_diffusion.errors import UsageError
 
 SITES = ("attn", "cross_attn", "ff")
@@ -34,10 +43,22 @@ class Config(ABC):
     """Indices of blocks that are not merged; negative ones count from the end, -1 is the last block. More is slower and
     keeps more detail; the last block matters most."""
 
+    max_steps: int | None = None
+    """In generations of more steps no tokens are merged. None: in all they are. For presets that merge tokens where
+    there are few steps, and reuse over time where there are many."""
+
+    reuse: Reuse | None = None
+    """Whether, and when, parts of the model are not computed but reused from earlier steps. None: never. Its fields can
+    be written like those of the configuration itself: `apply_toma(pipe, "fast", period=3)`."""
+
     def __post_init__(self) -> None:
         self._set("ratio", check_number("ratio", self.ratio, "0 ≤ ratio < 1", lambda x: 0 <= x < 1))
         self._set("window", self._valid_window())
         self._set("skip_blocks", check_indices("skip_blocks", self.skip_blocks))
+        if self.max_steps is not None:
+            self._set("max_steps", check_integer("max_steps", self.max_steps, minimum=1))
+        if self.reuse is not None and not isinstance(self.reuse, Reuse):
+            self._set("reuse", Reuse.from_dict(self.reuse))
 
     # These are read from every configuration. Methods where the user can choose override them with a field.
 
@@ -76,8 +97,13 @@ class Config(ABC):
         """The inverse of `to_dict`. Missing fields take their defaults, unknown ones raise `UsageError`."""
         if not isinstance(values, Mapping):
             raise UsageError(f"a configuration must be a mapping of field names to values, not {values!r}.")
-        cls._reject_unknown_fields(values)
-        return cls(**values)
+        check_known(cls.__name__, values, cls.names())
+        return cls(**_nested(values))
+
+    def changed(self: Self, changes: Mapping[str, Any]) -> Self:
+        """The same with other values of some fields, also of those of `reuse`."""
+        check_known(type(self).__name__, changes, self.names())
+        return self.from_dict(self.to_dict() | {**changes})
 
     @classmethod
     def from_json(cls: type[Self], text: str) -> Self:
@@ -89,24 +115,22 @@ class Config(ABC):
         return cls.from_dict(values)
 
     @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """All fields, with those of `reuse`."""
+        return (*(field.name for field in fields(cls)), *REUSE_FIELDS)
+
+    @classmethod
     def knows(cls, name: str) -> bool:
         """Whether it has a field of that name."""
-        return name in [field.name for field in fields(cls)]
+        return name in cls.names()
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, in types that JSON has (tuples become lists)."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return _plain(asdict(self))
 
     def to_json(self) -> str:
         """All fields as one JSON object."""
         return json.dumps(self.to_dict(), indent=2)
-
-    @classmethod
-    def _reject_unknown_fields(cls, values: Mapping[str, Any]) -> None:
-        known = [field.name for field in fields(cls)]
-        for name in values:
-            if not cls.knows(name):
-                raise UsageError(f"{name!r} is not a field of {cls.__name__}: {listed(known)}.{hint(name, known)}")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the dataclass is frozen; only __post_init__ normalises values
@@ -127,63 +151,19 @@ class Config(ABC):
         return float(window[0]), float(window[1])
 
 
-def is_number(value: object) -> bool:
-    """Whether it is a number; True and False are not."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with fields of `reuse` put where they belong."""
+    own = {name: value for name, value in values.items() if name not in REUSE_FIELDS}
+    inner = {name: value for name, value in values.items() if name in REUSE_FIELDS}
+    if inner:
+        given = own.get("reuse") or {}
+        given = asdict(given) if isinstance(given, Reuse) else given
+        own["reuse"] = Reuse.from_dict({**given, **inner})
+    return own
 
 
-def check_number(name: str, value: Any, rule: str, holds: Callable[[float], bool]) -> float:
-    """`value` as a float, if it is a number for which the rule holds."""
-    if not is_number(value) or not holds(value):
-        raise UsageError(f"{name}={value!r} is not allowed: it must be {rule}.")
-    return float(value)
-
-
-def check_integer(name: str, value: object, *, minimum: int | None = None) -> int:
-    """`value` as an int, if it is a whole number and not too small."""
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_whole or (minimum is not None and value < minimum):  # type: ignore[operator]
-        least = "" if minimum is None else f" of {minimum} or more"
-        raise UsageError(f"{name}={value!r} is not allowed: it must be a whole number{least}.")
-    return int(value)  # type: ignore[call-overload, no-any-return]
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise if `value` is not True or False."""
-    if not isinstance(value, bool):
-        raise UsageError(f"{name}={value!r} is not allowed: it must be True or False.")
-
-
-def check_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raise if `value` is none of the names allowed."""
-    if value not in allowed:
-        raise UsageError(f"{name}={value!r} is not known: {listed(allowed)}.{hint(value, allowed)}")
-
-
-def check_sequence(name: str, value: object, rule: str) -> tuple[Any, ...]:
-    """`value` as a tuple, if it is a tuple or a list."""
-    if not isinstance(value, (tuple, list)):
-        raise UsageError(f"{name}={value!r} must be a tuple: {rule}.")
-    return tuple(value)
-
-
-def check_indices(name: str, value: object, *, minimum: int | None = None) -> tuple[int, ...]:
-    """`value` as a sorted tuple of block indices."""
-    blocks = check_sequence(name, value, "block indices" if minimum is None else f"block indices of {minimum} or more")
-    return tuple(sorted({check_integer(name, block, minimum=minimum) for block in blocks}))
-
-
-def quoted(names: Iterable[str]) -> str:
-    """Names in quotes, for error messages."""
-    return ", ".join(repr(name) for name in names)
-
-
-def listed(names: Iterable[str]) -> str:
-    """`use one of …`, for error messages."""
-    return f"use one of {quoted(names)}"
-
-
-def hint(value: object, names: Iterable[str]) -> str:
-    """The known name nearest to a wrong one, for error messages."""
-    near = difflib.get_close_matches(str(value), list(names), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+def _plain(value: Any) -> Any:
+    """Tuples become lists, also inside dictionaries."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return list(value) if isinstance(value, tuple) else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from toma_diffusion.config.base import check_indices, check_number
+from toma_diffusion.config.checks import check_indices, check_number
 from toma_diffusion.config.tomesd import ToMeSDConfig
 
 

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from toma_diffusion.config.base import (
-    SITES,
-    Config,
-    check_flag,
-    check_integer,
-    check_number,
-    check_one_of,
-    hint,
-    listed,
-)
+from toma_diffusion.config.base import SITES, Config
+from toma_diffusion.config.checks import check_flag, check_integer, check_number, check_one_of, hint, listed
+from toma_diffusion.config.reuse import Reuse
 from toma_diffusion.errors import UsageError
 
 SELECTIONS = ("facility-location", "random", "strided", "none", "slice")
@@ -174,8 +167,7 @@ class ToMAConfig(Config):
         cls.check_not_a_bound(name)
         if name not in PRESETS:
             raise UsageError(f"preset={name!r} is not known: {listed(PRESETS)}.{hint(name, PRESETS)}")
-        cls._reject_unknown_fields(overrides)
-        return replace(PRESETS[name], **overrides)
+        return PRESETS[name].changed(overrides)
 
     @staticmethod
     def check_not_a_bound(name: str) -> None:
@@ -204,6 +196,7 @@ def _is_finite(value: float) -> bool:
 _PAPER: Mapping[str, Any] = MappingProxyType({"distance_weight": 0.0, "share": "plan"})
 """The paper does not look at distances, and has one plan for all blocks of a kind."""
 _EVERY_STEP: Mapping[str, Any] = MappingProxyType({"select_every": 1, "reweigh_every": 1})
+_LATE: Mapping[str, Any] = MappingProxyType({"scope": "block", "window": (0.5, 1.0), "min_tokens": 512, **_EVERY_STEP})
 
 PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
     {
@@ -211,15 +204,37 @@ PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
         "toma-stripe": ToMAConfig(region="stripe", num_regions=64, scope="module", **_PAPER),
         "toma-tile": ToMAConfig(num_regions=256, scope="module", **_PAPER),
         "toma-once": ToMAConfig(num_regions=64, scope="block", **_PAPER),
-        "fast": ToMAConfig(scope="stage", skip_blocks=(-1,), **_EVERY_STEP),
-        "balanced": ToMAConfig(scope="block", window=(0.5, 1.0), min_tokens=512, **_EVERY_STEP),
+        "toma-stage": ToMAConfig(scope="stage", **_EVERY_STEP, skip_blocks=(-1,)),
+        "toma-late": ToMAConfig(**_LATE),
+        "reuse": ToMAConfig(ratio=0.0, scope="stage", **_EVERY_STEP, reuse=Reuse()),
+        "balanced": ToMAConfig(
+            **_LATE, max_steps=4, reuse=Reuse(part="deep", period=2, start=0.3, start_steps=4, min_steps=5)
+        ),
+        "fast": ToMAConfig(
+            ratio=0.0,
+            scope="stage",
+            **_EVERY_STEP,
+            reuse=Reuse(part="deep", period=4, span=0.2, start=0.2, order=0),
+        ),
+        "faster": ToMAConfig(
+            ratio=0.0,
+            scope="stage",
+            **_EVERY_STEP,
+            reuse=Reuse(part="deep", period=6, span=0.3, start=0.15, order=0),
+        ),
     }
 )
-"""The paper's variants by name, and two of ours: `fast`, and `balanced`, which keeps images closest to the original.
+"""The paper's variants by name, and ours.
 
-`balanced` does not merge in the first half of the steps, which give the image its composition, nor on small grids.
-`fast` leaves the last block whole. Both choose in every step and for every run of blocks, and merge in regions of 256
-tokens, with a mild preference for near tokens: on the demo model these settings help most (docs/quality.md).
+Three are made to be used as they are. `balanced` keeps images closest to the original: it reuses every second step over
+time, after the first 30 %; with 4 steps or fewer it merges tokens, in the second half of the steps and not on small
+grids. `fast` reuses three steps of four, `faster` five of six. Fewer are reused where there are few steps.
+
+The others are made to be changed and compared. `toma-stage` merges tokens around runs of blocks: of what merges alone
+it is the fastest. `toma-late` merges in the second half of the steps only, and not on small grids: closest to the
+original of what merges alone. Both choose in every step and for every run of blocks, in regions of 256 tokens, with a
+mild preference for near tokens. `reuse` reuses runs of blocks in every second step, and merges nothing. All figures are
+in docs/quality.md.
 
 `toma` uses a hard assignment, the limit of the paper's sharp softmax. It loses less of an image (40.9 instead of 37.2
 dB at ratio 0.25, benchmarks/results/assignment.csv), and an index is faster than a matrix over all tokens. The paper's

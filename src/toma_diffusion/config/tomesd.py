@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from toma_diffusion.config.base import Config, check_integer, check_sequence
+from toma_diffusion.config.base import Config
+from toma_diffusion.config.checks import check_integer, check_sequence
 from toma_diffusion.errors import UsageError
 
 

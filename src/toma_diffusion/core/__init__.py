@@ -1,7 +1,9 @@
-"""The method in pure torch: a grid divided into regions, a plan that merges it, a schedule that updates the plan."""
+"""The method in pure torch: a grid divided into regions, a plan that merges it, a schedule, and what is
+remembered from step to step."""
 
+from toma_diffusion.core.memory import Memory
 from toma_diffusion.core.plan import MergePlan, Plan, num_destinations
 from toma_diffusion.core.regions import Grid, Regions
 from toma_diffusion.core.schedule import Action, Schedule
 
-__all__ = ["Action", "Grid", "MergePlan", "Plan", "Regions", "Schedule", "num_destinations"]
+__all__ = ["Action", "Grid", "Memory", "MergePlan", "Plan", "Regions", "Schedule", "num_destinations"]

@@ -73,6 +73,10 @@ class Plan(ABC):
     def gather(self, table: Tensor) -> Tensor:
         """Of a table with one row per grid position, such as RoPE, the rows of the merged tokens."""
 
+    def place(self, tokens: Tensor, rows: Tensor, start: int = 0) -> Tensor:
+        """`tokens` with these rows in the places of the destinations, in a grid that begins at `start`."""
+        raise NotImplementedError(f"{type(self).__name__} has no destinations.")
+
     @property
     def backends(self) -> dict[str, Backend]:
         """What runs each operator, and why not a kernel where there is one."""
@@ -351,6 +355,11 @@ class MergePlan(Plan):
         if not self._selector._has_destinations:
             raise RuntimeError("this plan has no destinations yet: call update(tokens, Action.SELECT) first.")
         return table[self.positions[0] if self.joint else self.positions]
+
+    def place(self, tokens: Tensor, rows: Tensor, start: int = 0) -> Tensor:
+        """`tokens` with these rows in the places of the destinations, in a grid that begins at `start`."""
+        index = (self.positions + start)[:, :, None].expand(-1, -1, tokens.shape[2])
+        return tokens.scatter(1, index, rows.to(tokens.dtype))
 
     def _choose(self, tokens: Tensor) -> Tensor:
         """[B, N, d] -> [B / parts, R, k], or [1, R, k] if joint: indices inside each region."""

@@ -1,4 +1,5 @@
-"""What happens in which step: select destinations, compute weights, reuse both, or do not merge."""
+"""What happens in which step: compute or reuse; and in the steps that merge, select destinations, compute weights, or
+keep both."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from toma_diffusion.config import Config
+from toma_diffusion.config import Config, Reuse
 
 
 class Action(Enum):
@@ -22,51 +23,106 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The action of every step of a generation.
+    """What to do in every step of a generation.
 
-    It has no state. The first step inside the window always selects.
+    It has no state. The first step that merges always selects.
 
     Example:
 
     ```python
-    >>> from toma_diffusion import Schedule
+    >>> from toma_diffusion import Reuse, Schedule
     >>> schedule = Schedule(select_every=10, reweigh_every=5)
     >>> [schedule.action(step, 50).value for step in (0, 1, 5, 10)]
     ['select', 'reuse', 'reweigh', 'select']
+    >>> schedule = Schedule(reuse=Reuse(period=3, start=0.2))
+    >>> [step for step in range(10) if not schedule.reuses(step, 10)]
+    [0, 1, 4, 7]
     ```
     """
 
     select_every: int = 10
     reweigh_every: int = 5
     window: tuple[float, float] = (0.0, 1.0)
+    max_steps: int | None = None
+    reuse: Reuse | None = None
 
     @classmethod
     def from_config(cls, config: Config) -> Schedule:
         """The schedule of a configuration."""
-        return cls(config.select_every, config.reweigh_every, config.window)
+        return cls(config.select_every, config.reweigh_every, config.window, config.max_steps, config.reuse)
 
-    def opens(self, num_steps: int) -> bool:
-        """Whether any of `num_steps` steps is inside the window."""
+    @property
+    def needs(self) -> str | None:
+        """The setting because of which the number of steps must be known; None if it need not be."""
+        if self.window != (0.0, 1.0):
+            return f"window={self.window}"
+        if self.max_steps is not None:
+            return f"max_steps={self.max_steps}"
+        reuse = self.reuse
+        if reuse is None or reuse.period == 1 and reuse.computed is None:
+            return None
+        if reuse.min_steps > 1:
+            return f"min_steps={reuse.min_steps}"
+        if reuse.computed is None and (reuse.start or reuse.end or reuse.span < 1):
+            return f"start={reuse.start}, end={reuse.end}, span={reuse.span}"
+        return None
+
+    def merges(self, num_steps: int) -> bool:
+        """Whether tokens are merged in any of `num_steps` steps."""
         return any(self.action(step, num_steps) is not None for step in range(num_steps))
 
-    def action(self, step: int, num_steps: int | None = None) -> Action | None:
-        """What to do in `step` (counted from 0) of `num_steps`. None outside the window, where nothing is merged.
+    def reuses_any(self, num_steps: int | None) -> bool:
+        """Whether any of `num_steps` steps reuses; if their number is not known, whether one may."""
+        if num_steps is None:
+            return self.reuse is not None and (self.reuse.computed is not None or self.reuse.period > 1)
+        return any(self.reuses(step, num_steps) for step in range(num_steps))
 
-        `num_steps` may be None only if the window is the whole generation.
+    def corrects(self, num_steps: int | None) -> bool:
+        """Whether tokens are merged only to correct what is reused."""
+        return self.reuse is not None and self.reuse.update != "nothing" and self.reuses_any(num_steps)
+
+    def reuses(self, step: int, num_steps: int | None = None) -> bool:
+        """Whether `step` (counted from 0) of `num_steps` reuses what earlier ones computed."""
+        reuse = self.reuse
+        self._check_known(num_steps)
+        if reuse is None or (num_steps is not None and num_steps < reuse.min_steps):
+            return False
+        if reuse.computed is not None:
+            return step not in reuse.computed
+        first = max(reuse.start_steps, _steps(reuse.start, num_steps))
+        if step < first or (reuse.end > 0 and step >= (num_steps or 0) - _steps(reuse.end, num_steps)):
+            return False
+        period = reuse.period if reuse.span == 1 else min(reuse.period, max(2, int(reuse.span * (num_steps or 0))))
+        return (step - first) % period < period - 1
+
+    def action(self, step: int, num_steps: int | None = None) -> Action | None:
+        """What plans do in `step` (counted from 0) of `num_steps`. None if no tokens are merged in it.
+
+        `num_steps` may be None only if nothing depends on it.
         """
-        start, end = self.window
-        if num_steps is None and (start, end) != (0.0, 1.0):
-            raise ValueError(
-                f"window={self.window} needs the number of steps, which is not known here: "
-                "pass num_steps, or use window=(0.0, 1.0)."
-            )
-        first = _steps(start, num_steps)
-        if step < first or (end < 1 and step >= _steps(end, num_steps)):
+        self._check_known(num_steps)
+        if not self._merges_in(step, num_steps):
             return None
-        since_select = (step - first) % self.select_every
+        first = _steps(self.window[0], num_steps)
+        since_first = step - first
+        if self.reuses_any(num_steps):  # only steps that merge count
+            since_first = sum(self._merges_in(earlier, num_steps) for earlier in range(first, step))
+        since_select = since_first % self.select_every
         if since_select == 0:
             return Action.SELECT
         return Action.REWEIGH if since_select % self.reweigh_every == 0 else Action.REUSE
+
+    def _merges_in(self, step: int, num_steps: int | None) -> bool:
+        start, end = self.window
+        if self.max_steps is not None and (num_steps or 0) > self.max_steps:
+            return False
+        if step < _steps(start, num_steps) or (end < 1 and step >= _steps(end, num_steps)):
+            return False
+        return self.reuses(step, num_steps) == self.corrects(num_steps)
+
+    def _check_known(self, num_steps: int | None) -> None:
+        if num_steps is None and self.needs is not None:
+            raise ValueError(f"{self.needs} needs the number of steps, which is not known here: pass num_steps.")
 
 
 def _steps(share: float, num_steps: int | None) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toma_diffusion.config import Config
-from toma_diffusion.config.base import check_integer
+from toma_diffusion.config.checks import check_integer
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.cells import Cell
 from toma_diffusion.experiments.shortcuts import Shortcut, shortcut_from_dict

@@ -29,15 +29,19 @@ class MethodSpec:
         """`toma`, or `fast:num_regions=256;scope=block`, or `tomesd:max_downsample=2`."""
         preset, _, changes = text.strip().partition(":")
         overrides = parse_settings(text, changes)
-        if "ratio" in overrides:
+        config = named_config(preset, overrides)  # raises, with the field and what is allowed, if anything is wrong
+        if "ratio" in overrides and config.reuse is None:
             raise UsageError(
                 f"method {text!r} sets the ratio, which has an option of its own: leave it out of the settings."
             )
-        named_config(preset, overrides)  # raises, with the field and what is allowed, if anything is wrong
         return cls(preset, tuple(overrides.items()))
 
     def possible(self, ratios: Iterable[float]) -> list[float]:
-        """Those of the ratios that it can have. ToMA can have any, other methods cannot."""
+        """Those of the ratios that it can have. ToMA can have any, other methods cannot. What reuses over time has the
+        ratio of its preset, or of its settings."""
+        config = named_config(self.preset, dict(self.overrides))
+        if config.reuse is not None:
+            return [config.ratio]
         return [ratio for ratio in ratios if self.preset not in METHODS or self._allows(ratio)]
 
     def _allows(self, ratio: float) -> bool:
@@ -92,6 +96,6 @@ def cells_of(
         for chosen in [{"scope": scope} for scope in scopes if method.preset not in METHODS] or [{}]:
             for ratio in method.possible(ratios) or ratios:  # if none is, the error says why
                 overrides = dict(method.overrides) | chosen
-                with apply_toma(model, method.preset, ratio=ratio, **overrides) as handle:
+                with apply_toma(model, method.preset, **overrides | {"ratio": ratio}) as handle:
                     cells[Cell(method.preset, handle.summary().config, tuple(overrides))] = None
     return list(cells)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from toma_diffusion.hooks.compiler import compile_denoiser, prepare_compiler, undo_compile
+from toma_diffusion.hooks.reuse import StandIn
 from toma_diffusion.hooks.sites import Arguments, Hook, Keywords, remove_hooks
 from toma_diffusion.hooks.state import Call, MergeState
 from toma_diffusion.hooks.summary import BlockRecord, Summary, summarize
@@ -43,8 +44,29 @@ class Placement:
         self.module = target
         self.put()
 
+    def take_out(self) -> None:
+        """Remove all hooks of this package from the module."""
+        remove_hooks(self.module, lambda hook: isinstance(hook, Hook))
+
     def _target(self) -> nn.Module:
         return self.parent if self.name is None else self.parent.get_submodule(self.name)
+
+
+@dataclass(eq=False)
+class Replacement(Placement):
+    """A `forward` of a module that takes the place of its own."""
+
+    def __init__(self, module: nn.Module, stand_in: StandIn) -> None:
+        super().__init__(module, None, Hook())
+        self.stand_in = stand_in
+
+    def put(self) -> None:
+        """Replace it."""
+        self.stand_in.put()
+
+    def take_out(self) -> None:
+        """Put the module's own one back."""
+        self.stand_in.take_out()
 
 
 @dataclass(eq=False)
@@ -155,7 +177,7 @@ class ToMAHandle:
         if root.is_compiled:
             undo_compile(self.model)
         for placement in root.placements:
-            remove_hooks(placement.module, lambda hook: isinstance(hook, Hook))
+            placement.take_out()
         remove_hooks(self.model, lambda hook: isinstance(hook, Hook))
 
     def summary(self) -> Summary:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from torch.nn import functional
 from toma_diffusion.core import Plan
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.state import MergeState, Slot
+
+if TYPE_CHECKING:
+    from toma_diffusion.hooks.reuse import Part
 
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
@@ -203,6 +206,8 @@ class Run:
 
     whole: Tensor | None = None
     merged: Tensor | None = None
+    part: Part | None = None
+    """What is remembered of these blocks, if merging corrects it."""
 
 
 @dataclass(eq=False)
@@ -237,7 +242,9 @@ class EnterBlock(Hook):
 class LeaveBlock(Hook):
     """Forward hook of a block in a run: the last one returns X + U(blocks(M X) − M X).
 
-    Unmerging the change, not the result, keeps the full detail of what the blocks do not change.
+    Unmerging the change, not the result, keeps the full detail of what the blocks do not change. If a change C is
+    remembered and to be corrected, it returns X + C + U(blocks(M X) − M X − M C); or X + C, where C has the new change
+    in the rows of the destinations.
     """
 
     before = False
@@ -247,6 +254,8 @@ class LeaveBlock(Hook):
     last: bool
     stream: int | None = None
     """Which of several outputs is the image stream; None if the output is a single tensor."""
+    only_destinations: bool = False
+    """Whether a correction replaces the change of the destinations alone."""
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
         """Unmerge after the block."""
@@ -258,10 +267,25 @@ class LeaveBlock(Hook):
             raise RuntimeError("the first block of this run was skipped, so its tokens were never merged.")
         self.run.whole = self.run.merged = None
         result = output if self.stream is None else output[self.stream]
-        result = self.site.unmerge_onto(whole, plan, result - merged)
+        if self.site.state.correcting and self.run.part is not None:
+            result = whole + self._corrected(plan, self.run.part, result - merged)
+        else:
+            result = self.site.unmerge_onto(whole, plan, result - merged)
         if self.stream is None:
             return result
         return tuple(result if index == self.stream else item for index, item in enumerate(output))
+
+    def _corrected(self, plan: Plan, part: Part, change: Tensor) -> Tensor:
+        """The remembered change, with what merged tokens say about it."""
+        memory = part.memory
+        if memory is None:
+            raise RuntimeError(f"nothing is remembered of {part.name}.")
+        remembered = memory.recall()[0]
+        if self.only_destinations:
+            start = self.site.image_start(remembered.shape[1], plan)
+            new = change.narrow(1, self.site.image_start(change.shape[1], plan, merged=True), plan.num_destinations)
+            return plan.place(remembered, new, start)
+        return self.site.unmerge_onto(remembered, plan, change - self.site.merge(plan, remembered))
 
 
 def get_hidden_states(args: Arguments, kwargs: Keywords) -> Tensor:

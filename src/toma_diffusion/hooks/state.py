@@ -6,14 +6,20 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from toma_diffusion.config import Config
-from toma_diffusion.core import Action, Grid, Plan, Schedule
+from toma_diffusion.core import Action, Grid, Memory, Plan, Schedule
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.step import StepCounter, Tick
 
+if TYPE_CHECKING:
+    from toma_diffusion.hooks.reuse import Part
+
+MemoryKey = tuple[int, tuple[tuple[tuple[int, ...], ...], ...], torch.dtype, torch.device]
 PlanKey = tuple[str, int, Grid, int, int, torch.dtype, torch.device, bool]
 
 
@@ -38,6 +44,8 @@ class Call:
     blocks_left_alone: str | None = None
     """The reason why a module needs all tokens in this call, if any. In `module` scope that module is not merged, in
     the other scopes nothing is."""
+    blocks_skipped: str | None = None
+    """The reason why the model itself leaves out blocks in this call, if so. Then nothing is remembered or reused."""
 
 
 @dataclass(eq=False)
@@ -83,8 +91,16 @@ class MergeState:
     block_by_block: bool = False
     """Whether runs of blocks are merged and unmerged at every block in this call."""
     image_tokens: int | None = None
+    parts: list[Part] = field(default_factory=list)
+    """What is computed, or reused, together."""
+    reusing: bool = False
+    """Whether parts are not computed in this call."""
+    correcting: bool = False
+    """Whether merged blocks correct what is remembered in this call."""
     description: tuple[str, ...] = ()
     """What the method does, in lines for `summary()`."""
+    reuse_description: tuple[str, ...] = ()
+    """What is reused over time, in lines for `summary()`."""
     notes: set[str] = field(default_factory=set)
     """What calls had to do differently from the configuration, for `summary()`."""
     guidance: str = ""
@@ -102,9 +118,14 @@ class MergeState:
         """Plans that were used while a CUDA graph was captured around the denoiser. They are never freed."""
         self._updated: set[PlanKey] = set()
         """Plans that were updated in this step."""
+        self._memories: dict[MemoryKey, Memory] = {}
+        self._memories_used: set[MemoryKey] = set()
+        self._memories_captured: set[MemoryKey] = set()
+        self._steps: dict[str, set[int]] = {"computed": set(), "reused": set()}
+        """Of this generation."""
         self._last_tick: Tick | None = None
         self._was_open = False
-        """Whether anything was merged in this generation."""
+        """Whether anything was merged or reused in this generation."""
         self._has_warned = False
 
     @property
@@ -128,6 +149,16 @@ class MergeState:
         """Memory held by all plans."""
         return sum(buffer.nbytes for plan in self._plans.values() for buffer in plan.buffers)
 
+    @property
+    def memory_bytes(self) -> int:
+        """Memory held by what is remembered to be reused."""
+        return sum(buffer.nbytes for memory in self._memories.values() for buffer in memory.buffers)
+
+    @property
+    def step_counts(self) -> tuple[int, int]:
+        """How many steps of the current or the last generation were computed, and how many reused."""
+        return len(self._steps["computed"]), len(self._steps["reused"])
+
     def plan_of(self, kind: str) -> Plan | None:
         """A plan of the current or the last call for that kind of block."""
         return next((slot.plan for slot in self.slots if slot.kind == kind), None)
@@ -135,17 +166,18 @@ class MergeState:
     def begin_call(self, model: nn.Module, call: Call) -> None:
         """Set everything up for one call of the denoiser. Runs outside compiled code, and never waits for the GPU."""
         tick = self.steps.read(model, call.sample, call.conditioning, call.timestep)
-        if tick.num_steps is None and self.config.window != (0.0, 1.0):
+        if tick.num_steps is None and self.schedule.needs is not None:
             raise RuntimeError(
-                f"window={self.config.window} needs the number of steps, which is not known here. Call "
+                f"{self.schedule.needs} needs the number of steps, which is not known here. Call "
                 "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
-                "a pipeline, or use window=(0.0, 1.0)."
+                "a pipeline, or use settings that do not depend on it."
             )
         self._check_steps(tick)
         self._note_updates(tick)
         if tick.begins:
             self._begin_generation(tick)
         action = self.schedule.action(tick.step, tick.num_steps) if self.enabled else None
+        action = self._remember(call, tick, action)
         self.active, self.action = action is not None, action or Action.REUSE
         self.image_tokens = call.image_tokens
         self.block_by_block = self.config.scope == "stage" and call.block_by_block is not None
@@ -155,7 +187,7 @@ class MergeState:
             effect = "single modules were left alone" if self.config.scope == "module" else "nothing was merged"
             self.notes.add(f"{effect}: {call.blocks_left_alone}")
             self.active = self.active and self.config.scope == "module"
-        self._was_open = self._was_open or action is not None
+        self._was_open = self._was_open or action is not None or self.reusing
         self._last_tick = tick
         if self.active:
             parts, ordinal = self._sharing(call, tick)
@@ -179,6 +211,42 @@ class MergeState:
             f"these settings were found for {self.only_steps} steps, and this generation has {tick.num_steps}: "
             f"generate with {self.only_steps}, or run `toma tune --steps {tick.num_steps}`."
         )
+
+    def _remember(self, call: Call, tick: Tick, action: Action | None) -> Action | None:
+        """Decide whether parts are computed or reused in this call. Returns what plans do in it."""
+        memory = self._memory(call, tick)
+        reuses = memory is not None and memory.step is not None and self.schedule.reuses(tick.step, tick.num_steps)
+        if memory is not None:
+            (memory.reuse if reuses else memory.compute)(tick.step)
+        for index, part in enumerate(self.parts):
+            part.memory, part.inputs = None if memory is None else memory.parts[index], None
+        self.correcting = reuses and action is not None and call.block_by_block is None
+        self.reusing = reuses and not self.correcting
+        if tick.begins:
+            self._steps = {"computed": set(), "reused": set()}
+        self._steps["reused" if self.reusing else "computed"].add(tick.step)
+        only_corrects = self.schedule.corrects(tick.num_steps)
+        return action if self.correcting or not (self.reusing or only_corrects) else None
+
+    def _memory(self, call: Call, tick: Tick) -> Memory | None:
+        """What is remembered for this pass; None if nothing is."""
+        if not self.enabled or not self.parts or not self.schedule.reuses_any(tick.num_steps):
+            return None
+        if call.blocks_skipped is not None:
+            self.notes.add(f"a pass was not reused: {call.blocks_skipped}")
+            return None
+        sample, order = call.sample, self.schedule.reuse.order if self.schedule.reuse is not None else 0
+        shapes = tuple(tuple(stream.shape(call) for stream in part.streams) for part in self.parts)
+        key = (tick.ordinal, shapes, sample.dtype, sample.device)
+        if key not in self._memories:
+            with torch.inference_mode(False):
+                memory = Memory(shapes, order=order, dtype=sample.dtype, device=sample.device)
+            _make_static(memory.buffers)
+            self._memories[key] = memory
+        self._memories_used.add(key)
+        if sample.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._memories_captured.add(key)
+        return self._memories[key]
 
     def _note_updates(self, tick: Tick) -> None:
         """Note which plans the last call updated, if this call belongs to the same step."""
@@ -209,7 +277,7 @@ class MergeState:
         if last is not None and not self._was_open and not last.is_exact:
             counted = f"{last.step + 1} of {last.num_steps} steps were counted"
             self._warn_never_open(f"{counted}. Where that is wrong, call handle.begin(num_steps) and handle.step(i)")
-        elif tick.num_steps is not None and not self.schedule.opens(tick.num_steps):
+        elif tick.num_steps is not None and not self._does_anything(tick.num_steps):
             steps = "1 step" if tick.num_steps == 1 else f"{tick.num_steps} steps"
             self._warn_never_open(f"no step of a generation of {steps} lies inside it")
         # No warning about a generation that ran while merging was switched off.
@@ -217,21 +285,31 @@ class MergeState:
         if not self.keeps_plans:
             kept = self._used | self._captured
             self._plans = {key: plan for key, plan in self._plans.items() if key in kept}
+            kept_memories = self._memories_used | self._memories_captured
+            self._memories = {key: memory for key, memory in self._memories.items() if key in kept_memories}
         self._used.clear()
+        self._memories_used.clear()
         self.forget_choices()
+
+    def _does_anything(self, num_steps: int) -> bool:
+        """Whether a generation of so many steps merges or reuses at all."""
+        return self.schedule.merges(num_steps) or (bool(self.parts) and self.schedule.reuses_any(num_steps))
 
     def _warn_never_open(self, reason: str) -> None:
         if self._has_warned or not self.enabled:
             return
         self._has_warned = True
         warnings.warn(
-            f"a generation was not merged at all: window={self.config.window} never opened ({reason}).", stacklevel=2
+            f"a generation was not made faster at all: window={self.config.window} never opened ({reason}).",
+            stacklevel=2,
         )
 
     def forget_choices(self) -> None:
-        """Make every plan select again when it is next used. Its buffers are kept."""
+        """Make every plan select again when it is next used, and compute what would be reused. Buffers are kept."""
         for plan in self._plans.values():
             plan.forget()
+        for memory in self._memories.values():
+            memory.forget()
 
     def reset(self) -> None:
         """Forget all choices and the step; the next call begins a new generation."""
@@ -256,12 +334,17 @@ class MergeState:
                     joint=call.joint,
                     **shared,
                 )
-            from torch._dynamo import mark_static_address  # slow to import; `prepare_compiler` has done it
-
-            for buffer in plan.buffers:  # so that compiled code may update it inside a CUDA graph
-                mark_static_address(buffer, guard=False)  # another pass has other buffers, and must not compile again
+            _make_static(plan.buffers)
             self._plans[key] = plan
         self._used.add(key)
         if sample.is_cuda and torch.cuda.is_current_stream_capturing():
             self._captured.add(key)
         return key, self._plans[key]
+
+
+def _make_static(buffers: list[Tensor]) -> None:
+    """Let compiled code update these inside a CUDA graph. Another pass has other buffers, and must not compile again."""
+    from torch._dynamo import mark_static_address  # slow to import; `prepare_compiler` has done it
+
+    for buffer in buffers:
+        mark_static_address(buffer, guard=False)

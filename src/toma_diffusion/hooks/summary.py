@@ -66,8 +66,16 @@ class Summary:
     """Operators that ran in plain torch although kernels were requested, and why."""
     guidance: str
     """Which samples or passes of the last call shared a plan. Empty before the first call."""
+    reuse: tuple[str, ...]
+    """What is reused over time, line by line. Empty if nothing is."""
+    parts: tuple[str, ...]
+    """The parts that are reused, by name."""
+    steps: tuple[int, int]
+    """How many steps of the last generation were computed, and how many reused."""
     plan_bytes: int
     """Memory held by the plans."""
+    memory_bytes: int
+    """Memory held by what is remembered to be reused."""
     multiplications: float | None
     """In all transformer blocks, in a step without merging, by the paper's formula. None for other methods."""
     merged_multiplications: float | None
@@ -86,7 +94,10 @@ class Summary:
         from rich.table import Table
 
         config = self.config
-        table = Table(title=f"{config.label}, ratio {config.ratio:g}{'' if self.enabled else ' (switched off)'}")
+        off = "" if self.enabled else " (switched off)"
+        if not self.kinds:
+            return Group(f"{config.label}, no tokens are merged{off}", *self._reuse_lines(), *self._other_lines())
+        table = Table(title=f"{config.label}, ratio {config.ratio:g}{off}")
         for heading in ("kind", "blocks", f"merged, scope {config.scope}", "grid", "tokens", "regions"):
             table.add_column(heading)
         for kind in self.kinds:
@@ -95,6 +106,8 @@ class Summary:
         start, end = config.window
         lines = list(self.description)
         lines[-1] += ", in all steps" if (start, end) == (0, 1) else f", from {start:.0%} to {end:.0%} of the steps"
+        if config.max_steps is not None:
+            lines.append(f"no tokens are merged in generations of more than {config.max_steps} steps")
         if self.guidance:
             lines.append(self.guidance)
         if self.backend is not None:
@@ -106,10 +119,23 @@ class Summary:
                 f"multiplications in the transformer blocks of a merged step, by the paper's formula: "
                 f"{self.multiplications:.3g} → {self.merged_multiplications:.3g} ({-saved:+.1%})"
             )
+        return Group(table, *lines, *self._reuse_lines(), *self._other_lines())
+
+    def _reuse_lines(self) -> list[str]:
+        if not self.reuse:
+            return []
+        shown = ", ".join(self.parts[:3]) + (f" and {len(self.parts) - 3} more" if len(self.parts) > 3 else "")
+        lines = [*self.reuse, f"parts: {shown}"]
+        if any(self.steps):
+            computed, reused = self.steps
+            memory = f"what is remembered takes {self.memory_bytes / 2**20:.1f} MiB"
+            lines.append(f"the last generation computed {computed} steps and reused {reused}; {memory}")
+        return lines
+
+    def _other_lines(self) -> list[str]:
         reasons = Counter(reason for _, reason in self.left_alone)
-        lines += [f"left alone, {count} block{'s' if count > 1 else ''}: {reason}" for reason, count in reasons.items()]
-        lines += [f"note: {note}" for note in self.notes]
-        return Group(table, *lines)
+        lines = [f"left alone, {count} block{'s' if count > 1 else ''}: {why}" for why, count in reasons.items()]
+        return lines + [f"note: {note}" for note in self.notes]
 
 
 def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
@@ -145,7 +171,11 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
         backend="+".join(sorted({backend.name for _, backend in ran})) or None,
         fallbacks=tuple(sorted(fallbacks)),
         guidance=state.guidance,
+        reuse=state.reuse_description,
+        parts=tuple(part.name for part in state.parts),
+        steps=state.step_counts,
         plan_bytes=state.num_bytes,
+        memory_bytes=state.memory_bytes,
         multiplications=whole,
         merged_multiplications=merged_cost,
     )

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from toma_diffusion.config import PRESETS, Config, ToMAConfig
-from toma_diffusion.config.base import check_one_of
+from toma_diffusion.config.checks import check_one_of
 from toma_diffusion.errors import UsageError
 from toma_diffusion.methods.base import Method, PerBlockMethod
 from toma_diffusion.methods.todo import ToDo

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 BUNDLED, FOUR_STEP, FLUX = "bundled", "bundled-4step", "bundled-flux"
 """The demo models: the first, the same for four steps without guidance, and a Flux-class transformer. They have a
 package of their own, toma-diffusion-demo."""
-DEMO_MODELS = (BUNDLED, FOUR_STEP)
-"""Those that the package contains. It can load the third, once somebody has trained it."""
+DEMO_MODELS = (BUNDLED, FOUR_STEP, FLUX)
 DEMO_LOADERS: Mapping[str, str] = {FOUR_STEP: "four_step_pipeline", FLUX: "flux_pipeline"}
 """The functions in `toma_diffusion_demo.loading` that load what diffusers cannot load alone."""
 MADE_FOR: Mapping[str, tuple[int, float]] = {FOUR_STEP: (4, 1.0)}
@@ -59,8 +58,8 @@ def load_pipeline(model: str, device: str | None = None, dtype: str | None = Non
     """Open a pipeline on a device, with its own progress bar switched off.
 
     Args:
-        model: `bundled`, `bundled-4step`, a folder with a diffusers pipeline, a single-file `.safetensors` checkpoint,
-            or a hub id.
+        model: `bundled`, `bundled-4step`, `bundled-flux`, a folder with a diffusers pipeline, a single-file
+            `.safetensors` checkpoint, or a hub id.
         device: such as `cpu`, `cuda` or `cuda:1`. Defaults to a GPU if there is one.
         dtype: `float16`, `bfloat16` or `float32`. Defaults to the usual half precision of the model on a GPU, and to
             `float32` on a CPU.
@@ -150,8 +149,6 @@ def _load_demo(model: str, dtype: torch.dtype | None) -> Any:
 
         load = getattr(loading, DEMO_LOADERS[model])
         return load() if dtype is None else load(dtype)
-    except FileNotFoundError as error:
-        raise UsageError(str(error)) from error
     except (ImportError, AttributeError) as error:
         raise UsageError(
             f"model {model!r} is not in the toma-diffusion-demo that is installed ({error}). Install a newer one: "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from toma_diffusion.config.base import check_one_of
+from toma_diffusion.config.checks import check_one_of
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from math import log10
 from types import MappingProxyType
 from typing import Any
 
-from toma_diffusion.config.base import check_number, check_one_of
+from toma_diffusion.config.checks import check_number, check_one_of
 from toma_diffusion.errors import UsageError
 
 TIERS: Mapping[str, float] = MappingProxyType({"lossless": 0.01, "high": 0.05, "medium": 0.15})

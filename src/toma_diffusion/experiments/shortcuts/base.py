@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from toma_diffusion.config.base import hint, listed
+from toma_diffusion.config.checks import hint, listed
 from toma_diffusion.errors import UsageError
 
 Self = TypeVar("Self", bound="Shortcut")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from torch import nn
 
 from toma_diffusion.api import find_denoiser
-from toma_diffusion.config.base import check_integer, check_number
+from toma_diffusion.config.checks import check_integer, check_number
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.shortcuts.base import Shortcut, check_known, forwards_restored
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from toma_diffusion.config.base import check_integer
+from toma_diffusion.config.checks import check_integer
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.shortcuts.base import Shortcut, check_known
 
