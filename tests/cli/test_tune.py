@@ -25,8 +25,8 @@ from toma_diffusion.tuned import Tuned
 
 SRC = Path(__file__).parents[2] / "src"
 STEPS = 4
-SPEEDS = {"3 steps": 1.3, "2 steps": 2.0, "fast 0.5, num_regions=4": 1.5}
-METHODS = "steps:75%,fast:num_regions=4@0.5,steps:50%,first-block-cache:threshold=0.1"
+SPEEDS = {"3 steps": 1.3, "2 steps": 2.0, "toma-stage 0.5, num_regions=4": 1.5}
+METHODS = "steps:75%,toma-stage:num_regions=4@0.5,steps:50%,first-block-cache:threshold=0.1"
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ class TestUse:
 
     def test_merging_is_applied_by_both(self, whole, command, tmp_path):
         shutil.copytree(whole[0], tmp_path / "run")
-        set_speeds(TuneFolder(tmp_path / "run"), {"3 steps": 1.3, "2 steps": 1.1, "fast 0.5, num_regions=4": 3.0})
+        set_speeds(TuneFolder(tmp_path / "run"), {"3 steps": 1.3, "2 steps": 1.1, "toma-stage 0.5, num_regions=4": 3.0})
         assert invoke(command(tmp_path / "run", "--min-psnr", "5")).exit_code == 0
         file, pipe = tmp_path / "run" / "tuned.json", text_pipeline()
         with apply_toma(pipe, file):
@@ -165,7 +165,7 @@ class TestUse:
         ]
         result = CliRunner().invoke(app, ["generate", "a red apple", *arguments, "--config", str(file)])
         assert result.exit_code == 0, result.output
-        assert "50% of the tokens are removed by merging (ToMA, fast), around every run of blocks." in result.output
+        assert "50% of the tokens are removed by merging (ToMA), around every run of blocks." in result.output
         assert Image.open(tmp_path / "a.png").crop((80, 8, 144, 72)).tobytes() == expected.tobytes()
 
 

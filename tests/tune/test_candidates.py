@@ -8,8 +8,8 @@ from toma_diffusion.tune.candidates import CANDIDATES, open_candidates
 
 
 def test_percentages_are_shares_of_the_steps():
-    found = open_candidates(sdxl_unet(), ["steps:70%", "steps:14", "fast+steps:80%@0.25"], 20)
-    assert [each.title for each in found.variants] == ["14 steps", "fast 0.25 + 16 steps"]
+    found = open_candidates(sdxl_unet(), ["steps:70%", "steps:14", "toma-stage+steps:80%@0.25"], 20)
+    assert [each.title for each in found.variants] == ["14 steps", "toma-stage 0.25 + 16 steps"]
 
 
 def test_what_a_model_cannot_have_is_left_out_with_its_reason():
@@ -28,8 +28,8 @@ def test_nothing_left_is_an_error():
 
 
 def test_a_ratio_must_be_a_number():
-    found = open_candidates(sdxl_unet(), ["steps:50%", "fast@half"], 20)
-    assert found.left_out == ("fast@half: 'fast@half': the ratio 'half' is not a number between 0 and 1.",)
+    found = open_candidates(sdxl_unet(), ["steps:50%", "toma-stage@half"], 20)
+    assert found.left_out == ("toma-stage@half: 'toma-stage@half': the ratio 'half' is not a number between 0 and 1.",)
 
 
 @pytest.mark.parametrize("budget", CANDIDATES)

@@ -90,9 +90,9 @@ class TestCandidates:
 
     def test_they_leave_what_is_sensitive(self):
         assert from_map(MAP)[1:4] == [
-            "fast:skip_blocks=(6,7);window=(0.2,1)@0.5",
-            "fast:skip_blocks=(6,7);window=(0.5,1)@0.5",
-            "reuse:period=2;start=0.65",
+            "toma-stage:skip_blocks=(6,7);window=(0.2,1)@0.5",
+            "toma-stage:skip_blocks=(6,7);window=(0.5,1)@0.5",
+            "reuse:period=2;part=deep;start=0.65",
         ]
         assert from_map(None) == []
 

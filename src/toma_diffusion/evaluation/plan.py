@@ -74,7 +74,9 @@ class Variant:
 
     @property
     def _own_title(self) -> str:
-        name = self.name if self.config is None else f"{self.name} {self.config.ratio:g}"
+        # What reuses over time has the ratio of its preset, often 0, unless the user set another.
+        config = self.config
+        name = self.name if config is None or config.reuse is not None else f"{self.name} {config.ratio:g}"
         return ", ".join([name, *(f"{field}={value}" for field, value in self.asked_for.items())])
 
     @property
@@ -100,6 +102,7 @@ class Variant:
     def asked_for(self) -> dict[str, Any]:
         """The fields of merging that the user set, with their values."""
         values = {} if self.config is None else self.config.to_dict()
+        values = (values.get("reuse") or {}) | values  # its fields are written like those of the configuration
         return {name: values[name] for name in self.overrides}
 
     @property

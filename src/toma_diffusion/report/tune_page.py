@@ -49,10 +49,10 @@ def write_tune_page(folder: TuneFolder) -> Path:
         words=in_sentences(outcome.chosen.variant if outcome.chosen else ORIGINAL, folder.plan.steps),
         code=usage(tuned, folder.plan.model),
         tuned=folder.tuned_path.read_text(encoding="utf-8"),
-        front=front_plot(outcome),
-        legend=kinds_shown(outcome),
+        front=front_plot(outcome, folder.plan.steps),
+        legend=kinds_shown(outcome, folder.plan.steps),
         map=None if outcome.sensitivity is None else map_plot(outcome.sensitivity),
-        lines=[_line(each, outcome) for each in _sorted(outcome)],
+        lines=[_line(each, outcome, folder.plan.steps) for each in _sorted(outcome)],
         has_lpips=bool(folder.plan.lpips),
         rows=_rows(folder, outcome),
         first_merged=1,
@@ -89,14 +89,14 @@ def _sorted(outcome: Outcome) -> list[Result]:
     )
 
 
-def _line(result: Result, outcome: Outcome) -> Line:
+def _line(result: Result, outcome: Outcome, steps: int) -> Line:
     figures = result.figures
     state = state_of(result, outcome)
     if figures is None:
-        return Line(result.variant.title, kind_of(result.variant), "", "", "", "", state)
+        return Line(result.variant.title, kind_of(result.variant, steps), "", "", "", "", state)
     return Line(
         result.variant.title,
-        kind_of(result.variant),
+        kind_of(result.variant, steps),
         str(figures.images),
         f"{figures.speed_up:.2f}",
         "" if figures.lpips is None else f"{figures.lpips:.3f}",

@@ -10,6 +10,7 @@ from toma_diffusion.report.front import COLORS, MARKERS, Point, front
 from toma_diffusion.report.plots import INK, Key, Plot, drawn
 from toma_diffusion.tune.outcome import Outcome, Result, in_words
 from toma_diffusion.tune.sensitivity import SensitivityMap
+from toma_diffusion.tune.setting import merges, reuses
 
 KINDS = ("fewer steps", "merging", "reuse", "merging and reuse", "cache", "several together")
 SIGNS = "●■▲◆▼✚"
@@ -20,22 +21,21 @@ FAST_ENOUGH_TO_SHOW = 0.9
 """What is slower than this is noted in the table alone: it would take up half of the plot."""
 
 
-def kind_of(variant: Variant) -> str:
-    """Which of `KINDS` it is."""
-    merges = variant.config is not None and variant.name != "reuse" and variant.config.ratio > 0
-    reuses = variant.config is not None and bool(variant.config.to_dict().get("reuse"))
-    own = "merging and reuse" if merges and reuses else "merging" if merges else "reuse" if reuses else ""
+def kind_of(variant: Variant, steps: int) -> str:
+    """Which of `KINDS` it is in generations of so many steps."""
+    left = variant.steps_of(steps)
+    own = [name for name, does in (("merging", merges), ("reuse", reuses)) if does(variant, left)]
     others = ["fewer steps" if isinstance(each, FewerSteps) else "cache" for each in variant.shortcuts]
-    kinds = [own, *others] if own else others
+    kinds = ([" and ".join(own)] if own else []) + others
     return kinds[0] if len(kinds) == 1 else "several together"
 
 
-def front_plot(outcome: Outcome) -> Plot | None:
+def front_plot(outcome: Outcome, steps: int) -> Plot | None:
     """Every candidate as a point, the front, the limit, and what was chosen."""
     shown = [each for each in outcome.results if each.figures and each.figures.speed_up >= FAST_ENOUGH_TO_SHOW]
     if not shown:
         return None
-    svg = drawn("tune-front", (7.0, 4.4), lambda axis: _draw(axis, outcome, shown))
+    svg = drawn("tune-front", (7.0, 4.4), lambda axis: _draw(axis, outcome, shown, steps))
     on_front = [
         f"{each.variant.title} ({in_words(each.figures)})"
         for point in front(_point(each) for each in shown)
@@ -45,9 +45,9 @@ def front_plot(outcome: Outcome) -> Plot | None:
     return Plot("front", svg, f"Distance against speed-up. The front: {', '.join(on_front) or 'empty'}.")
 
 
-def kinds_shown(outcome: Outcome) -> list[Key]:
+def kinds_shown(outcome: Outcome, steps: int) -> list[Key]:
     """The legend."""
-    present = {kind_of(each.variant) for each in outcome.results if each.figures}
+    present = {kind_of(each.variant, steps) for each in outcome.results if each.figures}
     return [Key(kind, SIGNS[index], COLORS[index]) for index, kind in enumerate(KINDS) if kind in present]
 
 
@@ -67,11 +67,11 @@ def _point(result: Result) -> Point:
     return Point(figures.speed_up, distance, result.variant.title)
 
 
-def _draw(axis: Any, outcome: Outcome, shown: list[Result]) -> None:
+def _draw(axis: Any, outcome: Outcome, shown: list[Result], steps: int) -> None:
     by_lpips = all(each.figures and each.figures.lpips is not None for each in shown)
     sign = 1 if by_lpips else -1  # PSNR is drawn upside down: down is closer in both
     for result in shown:
-        place = KINDS.index(kind_of(result.variant))
+        place = KINDS.index(kind_of(result.variant, steps))
         point = _point(result)
         fill = COLORS[place] if result.is_finalist else "none"
         style = {"marker": MARKERS[place], "facecolors": fill, "edgecolors": COLORS[place]}

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toma_diffusion.config.checks import is_number
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import Variant
 from toma_diffusion.evaluation.variants import VariantSpec, variants_of
@@ -20,20 +21,21 @@ from toma_diffusion.tune.sensitivity import SensitivityMap
 
 SMALL = (
     *("steps:85%", "steps:70%", "steps:60%", "steps:50%"),
-    *("balanced@0.5", "fast@0.25", "fast@0.5"),
-    *("reuse:period=2", "reuse:period=3", "reuse:period=2;part=deep", "reuse:period=3;part=deep"),
-    "balanced:period=2@0.5",
+    *("toma-late@0.5", "toma-stage@0.25", "toma-stage@0.5"),
+    *("balanced", "fast", "faster"),
+    *("reuse:period=2", "reuse:period=3", "reuse:period=3;part=deep"),
+    "toma-late:period=2;ratio=0.5",
     *("first-block-cache:threshold=0.1", "taylorseer:cache_interval=3", "magcache:threshold=0.06"),
     *("deepcache:interval=2", "deepcache:interval=3"),
-    "balanced+steps:80%@0.5",
+    *("toma-late+steps:80%@0.5", "balanced+steps:80%"),
 )
-"""The ratio of merging follows an @."""
+"""The ratio of merging follows an @. What reuses over time has that of its preset, or of its settings."""
 MEDIUM = (
     *SMALL,
     *("steps:90%", "steps:80%", "steps:40%"),
-    *("balanced@0.25", "balanced@0.75", "fast@0.75", "tomesd@0.5"),
-    *("reuse:period=4", "reuse:period=2;order=0", "reuse:period=4;part=deep", "reuse:period=2+steps:80%"),
-    *("fast:period=2@0.25", "fast:period=2@0.5", "balanced:period=3@0.5"),
+    *("toma-late@0.25", "toma-late@0.75", "toma-stage@0.75", "tomesd@0.5"),
+    *("reuse:period=4", "reuse:period=2;order=0", "reuse:period=2;part=deep", "reuse:period=4;part=deep"),
+    *("toma-stage:period=2;ratio=0.25", "toma-stage:period=2;ratio=0.5", "toma-late:period=3;ratio=0.5"),
     *("first-block-cache:threshold=0.05", "first-block-cache:threshold=0.2"),
     *(
         "taylorseer:cache_interval=2",
@@ -42,16 +44,17 @@ MEDIUM = (
         "magcache:threshold=0.1",
     ),
     *("deepcache:interval=2;branch=3", "deepcache:interval=3;branch=3", "deepcache:interval=5"),
-    "fast+steps:80%@0.5",
+    *("fast+steps:80%", "reuse:period=2+steps:80%"),
 )
 LARGE = (
     *MEDIUM,
     *("steps:95%", "steps:75%", "steps:65%", "steps:55%", "steps:45%"),
     *("toma-once@0.5", "tofu@0.5", "todo@0.75"),
     *("reuse:period=3;order=0", "reuse:period=2;start=0.4", "reuse:period=3;start=0.4", "reuse:period=2;end=0.1"),
-    *("reuse:period=3+steps:80%", "fast:period=3@0.5", "balanced:period=2@0.25"),
+    *("reuse:period=3+steps:80%", "toma-stage:period=3;ratio=0.5", "toma-late:period=2;ratio=0.25"),
     *("first-block-cache:threshold=0.15", "taylorseer:cache_interval=3;use_lite_mode=True"),
-    *("balanced+steps:70%@0.5", "deepcache:interval=2+steps:80%", "first-block-cache:threshold=0.1+steps:80%"),
+    *("toma-late+steps:70%@0.5", "balanced+steps:70%", "faster+steps:80%"),
+    *("deepcache:interval=2+steps:80%", "first-block-cache:threshold=0.1+steps:80%"),
 )
 CANDIDATES = {"small": SMALL, "medium": MEDIUM, "large": LARGE}
 DEFAULT_RATIO = 0.5
@@ -94,11 +97,11 @@ def from_map(sensitivity: SensitivityMap | None) -> list[str]:
     blocks = ",".join(map(str, sensitivity.most_sensitive(LEFT_WHOLE)))
     long, short = sensitivity.calm_window(0.8), sensitivity.calm_window(0.5)
     return [
-        f"fast:skip_blocks=({blocks})@0.5",
-        f"fast:skip_blocks=({blocks});window={_window(long)}@0.5",
-        f"fast:skip_blocks=({blocks});window={_window(short)}@0.5",
-        f"reuse:period=2;start={sensitivity.calm_start():g}",
-        f"reuse:period=3;start={sensitivity.calm_start():g}",
+        f"toma-stage:skip_blocks=({blocks})@0.5",
+        f"toma-stage:skip_blocks=({blocks});window={_window(long)}@0.5",
+        f"toma-stage:skip_blocks=({blocks});window={_window(short)}@0.5",
+        f"reuse:period=2;part=deep;start={sensitivity.calm_start():g}",
+        f"reuse:period=3;part=deep;start={sensitivity.calm_start():g}",
     ]
 
 
@@ -122,7 +125,7 @@ def _parse(model: Any, text: str, steps: int) -> Sequence[Variant]:
     method, _, ratio = text.partition("@")
     exact = re.sub(r"(\d+)%", lambda match: str(max(1, round(int(match[1]) * steps / 100))), method)
     value = parse_value(ratio) if ratio else DEFAULT_RATIO
-    if not isinstance(value, float):
+    if not is_number(value):
         raise UsageError(f"{text!r}: the ratio {ratio!r} is not a number between 0 and 1.")
     return variants_of(model, [VariantSpec.parse(exact)], [value])
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
+from toma_diffusion.config import Config
 from toma_diffusion.evaluation.plan import BASELINE, Variant
 from toma_diffusion.experiments.shortcuts import FewerSteps, shortcut_from_dict
 from toma_diffusion.methods import method_of
+from toma_diffusion.methods.reuse import describe_reuse
 from toma_diffusion.tune.folder import TuneFolder
 from toma_diffusion.tune.outcome import Outcome
 from toma_diffusion.tuned import Tuned
@@ -51,11 +51,29 @@ def from_file(tuned: Tuned) -> Variant:
     return Variant(BASELINE if tuned.method == NOTHING else tuned.method, tuned.config, shortcuts=shortcuts)
 
 
+def merges(variant: Variant, steps: int) -> bool:
+    """Whether tokens are merged in generations of so many steps."""
+    config = variant.config
+    return config is not None and config.ratio > 0 and (config.max_steps is None or steps <= config.max_steps)
+
+
+def reuses(variant: Variant, steps: int) -> bool:
+    """Whether parts are reused over time in generations of so many steps."""
+    reuse = None if variant.config is None else variant.config.reuse
+    return reuse is not None and steps >= reuse.min_steps
+
+
 def in_sentences(variant: Variant, steps: int) -> list[str]:
     """A setting in words."""
-    sentences: list[str] = []
-    if variant.config is not None:
-        sentences += _merging(variant)
+    config, sentences = variant.config, list[str]()
+    left = variant.steps_of(steps)
+    if config is not None and merges(variant, left):
+        sentences += [_sentence(line) for line in _merging(config)]
+    if config is not None and reuses(variant, left):
+        is_deep = config.reuse is not None and config.reuse.part == "deep"
+        what = "everything below the first level is" if is_deep else "the transformer blocks are"
+        sentences.append(f"In some steps {what} not computed: what that part changed in earlier steps is used again.")
+        sentences += [_sentence(line) for line in describe_reuse(config.reuse, [])[:1]]
     for shortcut in variant.shortcuts:
         if isinstance(shortcut, FewerSteps):
             sentences.append(f"{shortcut.steps} steps are taken in place of {steps}.")
@@ -65,36 +83,16 @@ def in_sentences(variant: Variant, steps: int) -> list[str]:
     return sentences or ["Nothing is changed: the model as it is."]
 
 
-def _merging(variant: Variant) -> Sequence[str]:
-    config = variant.config
-    assert config is not None
-    sentences = []
-    if config.ratio and variant.name != "reuse":
-        where = {"module": "around every layer", "block": "around every block", "stage": "around every run of blocks"}
-        sentences.append(
-            f"{config.ratio:.0%} of the tokens are removed by merging ({config.label}, {variant.name}), "
-            f"{where.get(config.scope, config.scope)}."
-        )
-        start, end = config.window
-        if (start, end) != (0.0, 1.0):
-            sentences.append(f"They are merged from {start:.0%} to {end:.0%} of the steps, and in no others.")
-        if config.skip_blocks:
-            sentences.append(f"These blocks are left whole: {', '.join(map(str, config.skip_blocks))}.")
-        sentences += [_sentence(line) for line in method_of(config).describe(config)]
-    reuse = config.to_dict().get("reuse")
-    if reuse:
-        start, end = reuse["start"], reuse["end"]
-        sentences.append(
-            f"One step in {reuse['period']} is computed; in the others, {_reused(reuse['part'])} are not computed, and "
-            f"what they changed before is used again{' in a straight line' if reuse['order'] else ''}."
-        )
-        sentences.append(f"The first {start:.0%} and the last {end:.0%} of the steps are all computed.")
-    return sentences
-
-
-def _reused(part: str) -> str:
-    return "all parts below the first level" if part == "deep" else "the transformer blocks"
+def _merging(config: Config) -> list[str]:
+    where = {"module": "around every layer", "block": "around every block", "stage": "around every run of blocks"}
+    lines = [f"{config.ratio:.0%} of the tokens are removed by merging ({config.label}), {where[config.scope]}"]
+    start, end = config.window
+    if (start, end) != (0.0, 1.0):
+        lines.append(f"they are merged from {start:.0%} to {end:.0%} of the steps, and in no others")
+    if config.skip_blocks:
+        lines.append(f"these blocks are left whole: {', '.join(map(str, config.skip_blocks))}")
+    return lines + method_of(config).describe(config)
 
 
 def _sentence(line: str) -> str:
-    return re.sub(r"^.", lambda first: first[0].upper(), line.strip()).rstrip(".") + "."
+    return f"{line[:1].upper()}{line[1:].rstrip('.')}."
