@@ -24,8 +24,8 @@ MODELS = ("bundled", "4step", "flux")
 RUNS = ("steps", "presets", "combined")
 """The parts of quality.py that are shown: what a user would choose between. Caches have not been timed."""
 SHOWN = (
-    *("fewer steps", "balanced", "fast", "balanced + fewer steps", "fast + fewer steps"),
-    *("fast as it was", "toma-tile", "tofu"),
+    *("fewer steps", "toma-late", "toma-stage", "toma-late + fewer steps", "toma-stage + fewer steps"),
+    *("toma-stage as it was", "toma-tile", "tofu"),
 )
 """Lines, as many as can be told apart. The other presets are slower or farther than these."""
 PANELS = (20, 4)
@@ -49,7 +49,7 @@ def curves_of(rows: list[Row]) -> Curves:
 
 
 def _title(row: Row, variant: Variant) -> str:
-    """Of a line: the method, `fast` as it was without its settings, and whether there are fewer steps."""
+    """Of a line: the method, `toma-stage` as it was without its settings, and whether there are fewer steps."""
     if row["run"] == "combined":
         return f"{variant.name} + fewer steps"
     if row["changed"].startswith(AS_IT_WAS):

@@ -64,13 +64,14 @@ PROMPTS = (FOLDER / "quality_prompts.txt", FOLDER / "quality_unseen_prompts.txt"
 METRICS = ("psnr", "ssim", "lpips")
 RATIOS, HALF = (0.25, 0.5, 0.75), (0.5,)
 EVERY_STEP = "select_every=1;reweigh_every=1"
-FAST = "fast:select_every=1"
-"""What the sweeps change: `fast` as it is, everything chosen in every step."""
+STAGE = "toma-stage:select_every=1"
+"""What the sweeps change: `toma-stage` as it is, everything chosen in every step."""
 BEFORE = (
-    "fast:num_regions=64;distance_weight=0;guidance_parts=1;share=plan;skip_blocks=();select_every=10;reweigh_every=5"
+    "toma-stage:num_regions=64;distance_weight=0;guidance_parts=1;share=plan;skip_blocks=();select_every=10"
+    ";reweigh_every=5"
 )
-"""`fast` as it was before its regions were sized in tokens, both halves of guidance chose together, every run of blocks
-had its own plan, and the last block was left whole."""
+"""`toma-stage` as it was before its regions were sized in tokens, both halves of guidance chose together, every run of
+blocks had its own plan, and the last block was left whole."""
 GAINS = (1.15, 1.25, 1.43, 1.67, 2.0, 2.5)
 """How many times fewer steps are tried."""
 
@@ -135,16 +136,34 @@ def caches(at: Conditions) -> list[str]:
     ]
 
 
+def reuse(at: Conditions) -> list[str]:
+    """Parts of the model reused over time: which, how often, from which step on; alone and with merging."""
+    deep = "part=deep"
+    return [
+        *("balanced", "fast", "faster"),
+        *(f"reuse:period={period};{deep};order={order}" for period in (2, 3, 4, 6) for order in (0, 1)),
+        *(f"reuse:period={period};{deep};start={start}" for period in (2, 3) for start in (0.1, 0.3, 0.4)),
+        *(f"reuse:period={period};order={order}" for period in (2, 3, 4) for order in (0, 1)),
+        *(f"toma-stage:ratio={ratio};period={period};{deep}" for ratio in (0.25, 0.5) for period in (2, 3)),
+        *(f"toma-late:ratio={ratio};period={period};{deep}" for ratio in (0.25, 0.5) for period in (2, 3)),
+        *(
+            f"toma-stage:ratio=0.5;skip_blocks=();order=0;period={period};update={update}"
+            for update in ("clusters", "destinations")
+            for period in (2, 4)
+        ),
+    ]
+
+
 def combined(at: Conditions) -> list[str]:
     """Merging together with what else saves time."""
     others = (f"steps:{round(at.steps / 1.25)}", "deepcache:interval=2", "first-block-cache:threshold=0.1")
-    return [f"{preset}+{other}" for preset in ("balanced", FAST) for other in others]
+    return [f"{preset}+{other}" for preset in ("toma-late", STAGE) for other in others]
 
 
 def regions(at: Conditions) -> list[str]:
     """How many tokens a region has, how destinations are chosen in it, and how often."""
     return [
-        f"fast:region_tokens={tokens};selection_tokens={tokens};selection={selection};select_every={every}"
+        f"toma-stage:region_tokens={tokens};selection_tokens={tokens};selection={selection};select_every={every}"
         f";reweigh_every={min(every, 5)}"
         for tokens in (16, 64, 256)
         for selection in ("facility-location", "random")
@@ -155,7 +174,7 @@ def regions(at: Conditions) -> list[str]:
 def distances(at: Conditions) -> list[str]:
     """How much near tokens are preferred."""
     return [
-        f"{FAST};region_tokens={tokens};distance_weight={weight}"
+        f"{STAGE};region_tokens={tokens};distance_weight={weight}"
         for tokens in (64, 256, 1024)
         for weight in (0, 0.1, 0.3, 1, 3)
     ]
@@ -165,13 +184,13 @@ def guidance(at: Conditions) -> list[str]:
     """A plan of its own for either half of guidance, or one for both."""
     if not at.has_guidance:
         return []
-    return [f"{FAST};region_tokens={tokens};guidance_parts={parts}" for tokens in (16, 256) for parts in (1, "auto")]
+    return [f"{STAGE};region_tokens={tokens};guidance_parts={parts}" for tokens in (16, 256) for parts in (1, "auto")]
 
 
 def attention(at: Conditions) -> list[str]:
     """What merged tokens weigh in attention, and how long they are."""
     return [
-        f"{FAST};size_aware_attention={size_aware};norm_preserving={norm_preserving}"
+        f"{STAGE};size_aware_attention={size_aware};norm_preserving={norm_preserving}"
         for size_aware in (False, True)
         for norm_preserving in (False, True)
     ]
@@ -183,10 +202,10 @@ def where_and_when(at: Conditions) -> list[str]:
     windows = [(0.0, 1.0), (step, 1.0), (0.0, 1 - step), (step, 1 - step), (0.25, 1.0), (0.5, 1.0)]
     blocks = ["()", "(0,)", "(0,-1)", "(-2,-1)", "(0,1,-2,-1)"]
     return [
-        *(f"{FAST};window=({start:g},{end:g})" for start, end in dict.fromkeys(windows)),
-        f"{FAST};min_tokens=512",
-        f"{FAST};min_tokens=512;window=(0.0,{1 - step:g})",
-        *(f"{FAST};skip_blocks={each}" for each in blocks),
+        *(f"{STAGE};window=({start:g},{end:g})" for start, end in dict.fromkeys(windows)),
+        f"{STAGE};min_tokens=512",
+        f"{STAGE};min_tokens=512;window=(0.0,{1 - step:g})",
+        *(f"{STAGE};skip_blocks={each}" for each in blocks),
     ]
 
 
@@ -194,7 +213,7 @@ def sharing(at: Conditions) -> list[str]:
     """What runs of blocks share, and in which parts of a region destinations are selected."""
     return [
         f"{preset};region_tokens={tokens};selection_tokens={part};share={shared}"
-        for preset in (FAST, f"fast:scope=block;{EVERY_STEP}")
+        for preset in (STAGE, f"toma-stage:scope=block;{EVERY_STEP}")
         for tokens, part in ((16, 16), (64, 64), (256, 64), (256, 256), (1024, 64))
         for shared in ("plan", "destinations", "nothing")
     ]
@@ -205,12 +224,13 @@ PARTS: Mapping[str, Part] = {
     "caches": Part(caches, at_all_steps=True),
     "presets": Part(
         lambda at: [
-            *("balanced", "fast", BEFORE, "toma", "toma:scale=1000", "toma-stripe", "toma-tile", "toma-once"),
+            *("toma-late", "toma-stage", BEFORE, "toma", "toma:scale=1000", "toma-stripe", "toma-tile", "toma-once"),
             *("tomesd", "tofu", "todo"),
         ],
         RATIOS,
         at_all_steps=True,
     ),
+    "reuse": Part(reuse, at_all_steps=True),
     "combined": Part(combined, (0.25, 0.5)),
     "regions": Part(regions),
     "distances": Part(distances),

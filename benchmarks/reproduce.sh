@@ -46,17 +46,17 @@ ratios=${RATIOS:-0.25,0.5,0.75}
 for part in $parts; do
     started=$SECONDS
     case $part in
-    presets)  # ours as they are, and `fast` as it was; these rows are presets_h200.csv
-        before='fast:num_regions=64;distance_weight=0;guidance_parts=1;share=plan;skip_blocks=();select_every=10;reweigh_every=5'
-        for method in fast 'fast:skip_blocks=()' "$before" balanced toma-tile; do
+    presets)  # ours as they are, and `toma-stage` as it was; these rows are presets_h200.csv
+        before='toma-stage:num_regions=64;distance_weight=0;guidance_parts=1;share=plan;skip_blocks=();select_every=10;reweigh_every=5'
+        for method in fast 'toma-stage:skip_blocks=()' "$before" balanced toma-tile; do
             bench "presets-sdxl-$(printf %s "$method" | cksum | cut -d' ' -f1)" --model sdxl $graph --bounds none \
                 --methods "$method" --ratios "$ratios"
         done
-        bench presets-flux --model flux --modes compiled --steps 4 --repeats 3 --bounds none --methods fast --ratios 0.5
+        bench presets-flux --model flux --modes compiled --steps 4 --repeats 3 --bounds none --methods toma-stage --ratios 0.5
         finish ;;
     methods)  # all of them on SDXL and on Stable Diffusion 1.5: 20 processes, some 100 GB on the GPU
         for model in sdxl sd15; do
-            for method in toma toma:scale=1000 toma-stripe toma-tile toma-once fast,todo balanced tomesd tofu; do
+            for method in toma toma:scale=1000 toma-stripe toma-tile toma-once toma-stage,todo balanced tomesd tofu; do
                 bench "methods-$model-${method//[:,=]/-}" --model $model $graph --bounds none --methods "$method" \
                     --ratios "$ratios"
             done
@@ -65,32 +65,32 @@ for part in $parts; do
     bounds)  # what every preset is measured against, on SDXL
         for ratio in ${ratios//,/ }; do
             bench "bounds-toma-$ratio" --model sdxl $graph --methods toma --ratios $ratio
-            bench "bounds-local-$ratio" --model sdxl $graph --methods toma-tile,toma-once,fast --ratios $ratio \
+            bench "bounds-local-$ratio" --model sdxl $graph --methods toma-tile,toma-once,toma-stage --ratios $ratio \
                 --bounds floor
         done
         finish ;;
     flux)
-        for method in fast toma; do
+        for method in toma-stage toma; do
             bench "flux-$method" --model flux --modes compiled --steps 4 --repeats 3 --methods $method \
                 --ratios 0.5,0.75
         done
-        bench flux-2048 --model flux --modes compiled --steps 2 --repeats 3 --resolution 2048 --methods fast \
+        bench flux-2048 --model flux --modes compiled --steps 2 --repeats 3 --resolution 2048 --methods toma-stage \
             --ratios 0.5 --bounds none
-        bench sd35 --model sd35 --modes compiled --steps 10 --repeats 3 --methods fast,toma --ratios 0.5 --bounds none
+        bench sd35 --model sd35 --modes compiled --steps 10 --repeats 3 --methods toma-stage,toma --ratios 0.5 --bounds none
         finish ;;
     cache)  # the product with the first-block cache
         for threshold in 0.05 0.1 0.2; do
             bench "cache-$threshold" --model flux --modes compiled --steps 20 --repeats 2 --cache $threshold \
-                --methods fast --ratios 0.5 --bounds none
+                --methods toma-stage --ratios 0.5 --bounds none
         done
         finish ;;
     few-steps)  # four steps, where a cache has nothing to skip
-        bench few-steps --model sdxl --modes graph --steps 4 --repeats 5 --methods fast,toma-tile --ratios 0.5 \
+        bench few-steps --model sdxl --modes graph --steps 4 --repeats 5 --methods toma-stage,toma-tile --ratios 0.5 \
             --bounds none
         finish ;;
     pipeline)  # what a user gets from handle.compile("graphs"): a denoiser step, and a whole pipeline of twenty
         # steps. Takes long: the whole denoiser is compiled once for each kind of step, 3 to 4 minutes each.
-        for method in fast balanced; do
+        for method in balanced fast; do
             bench "pipeline-$method" --model sdxl --modes compiled --compile graphs --steps 20 --repeats 15 \
                 --methods $method --ratios 0.5 --bounds none --pipeline
         done
@@ -98,7 +98,7 @@ for part in $parts; do
     eager)  # the same without a compiler: its kernels, replayed, so that the CPU does not decide
         for model in sdxl sd15; do
             bench "eager-$model" --model $model $graph --compile none --bounds none \
-                --methods fast,toma-once,toma-tile,toma,toma:scale=1000,toma-stripe,tomesd,tofu,todo
+                --methods toma-stage,toma-once,toma-tile,toma,toma:scale=1000,toma-stripe,tomesd,tofu,todo
         done
         finish ;;
     operators)

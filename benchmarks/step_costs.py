@@ -8,21 +8,23 @@ The file is src/toma_diffusion/experiments/step_costs.csv. A test holds it to th
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from toma_diffusion.config import Reuse
 from toma_diffusion.core.schedule import Schedule
-from toma_diffusion.experiments.costs import FILE, MERGED, SKIPPED, TIME_SETTINGS, StepCost
+from toma_diffusion.experiments.costs import FILE, MERGED, REUSED, SKIPPED, TIME_SETTINGS, StepCost
 from toma_diffusion.experiments.shortcuts.deepcache import DeepCache
 from toma_diffusion.methods import METHODS
 
 RESULTS = Path(__file__).with_name("results")
 OLDER = ("denoiser_h200.csv", "methods_h200.csv")
 """Made when all blocks of a kind shared one plan, which no setting said."""
-SOURCES = (*OLDER, "presets_h200.csv")
+SOURCES = (*OLDER, "presets_h200.csv", "reuse_h200.csv")
 GROUPS: dict[str, dict[str, str]] = {
     "sdxl": {"model": "sdxl", "resolution": "1024x1024", "mode": "graph", "compile": "block", "cache": ""},
     "flux": {"model": "flux", "resolution": "1024x1024", "mode": "compiled", "compile": "block"},
@@ -39,6 +41,8 @@ def rows_of(model: str) -> list[Row]:
     """The rows of that model, from all files, each once, with the setting that older ones do not name."""
     found: dict[tuple[str, ...], Row] = {}
     for source in SOURCES:
+        if not (RESULTS / source).exists():
+            continue
         with (RESULTS / source).open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 if GROUPS[model].items() <= row.items() and not row["pipeline_s"]:
@@ -73,6 +77,24 @@ def merged_cost(model: str, row: Row) -> StepCost:
     )
 
 
+def reused_cost(model: str, row: Row) -> StepCost:
+    """What a step costs that reuses, of a row in which the others are computed whole."""
+    reuse = Reuse(**json.loads(row["settings"])["reuse"])
+    steps = int(row["steps"])
+    reused = sum(Schedule(reuse=reuse).reuses(step, steps) for step in range(steps)) / steps
+    mean = float(row["step_ms"]) / float(row["baseline_ms"])
+    share = (mean - (1 - reused)) / reused
+    return StepCost(model=model, kind=REUSED, method=reuse.part, share=round(share, 4), source=row["commit"])
+
+
+def reuses_only(row: Row) -> bool:
+    """Whether a row reuses over time, and merges nothing."""
+    settings = json.loads(row["settings"])
+    return settings.get("reuse") is not None and (
+        float(row["ratio"]) == 0 or int(row["steps"]) > settings.get("max_steps", math.inf)
+    )
+
+
 def skipped_costs(model: str, rows: list[Row]) -> Iterator[StepCost]:
     """What a step costs that the first-block cache skips, from the time without a hit and with some."""
     alone = [row for row in rows if row["cache"] and row["method"] == "baseline"]
@@ -104,9 +126,11 @@ def costs() -> list[StepCost]:
     found = []
     for model in GROUPS:
         rows = rows_of(model)
-        merged = [row for row in rows if not row["cache"] and row["method"] not in NOT_METHODS]
+        ours = [row for row in rows if not row["cache"] and row["method"] not in NOT_METHODS]
+        merged = [row for row in ours if json.loads(row["settings"]).get("reuse") is None]
         found += sorted((merged_cost(model, row) for row in merged), key=lambda cost: (cost.preset, cost.ratio))
         found += [*skipped_costs(model, rows), *deepcache_costs(model)]
+        found += [reused_cost(model, row) for row in ours if reuses_only(row)]
     return found
 
 

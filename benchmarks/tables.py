@@ -19,11 +19,22 @@ from toma_diffusion.evaluation import Variant
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-METHODS = ("tomesd", "tofu", "todo", "toma", "toma-stripe", "toma-tile", "toma-once", "fast", "balanced", "lower-bound")
+METHODS = (
+    "tomesd",
+    "tofu",
+    "todo",
+    "toma",
+    "toma-stripe",
+    "toma-tile",
+    "toma-once",
+    "toma-stage",
+    "toma-late",
+    "lower-bound",
+)
 """In the order of the paper's Tables 1 and 9, ours after them."""
 FILES = ("presets_h200.csv", "denoiser_h200.csv", "methods_h200.csv", "merge_h200.csv", "ops_h200.csv")
 PRESETS_NOW = "presets_h200.csv"
-"""Where the presets are timed as they are now. `fast` and `balanced` of the other files are older."""
+"""Where the presets are timed as they are now. `toma-stage` and `toma-late` of the other files are older."""
 RATIOS = ("0.25", "0.5", "0.75")
 HEADLINE_MODELS = {
     "SDXL": {"model": "sdxl", "resolution": "1024x1024", "mode": "graph", "compile": "block", "steps": "10"},
@@ -31,8 +42,8 @@ HEADLINE_MODELS = {
 }
 """Models in the README's table. One group of rows each, so that all speed-ups of a column have the same baseline."""
 HEADLINE_SETTINGS = {
-    "`balanced`": ("0.5",),
-    "`fast`": ("0.5",),
+    "`toma-late`": ("0.5",),
+    "`toma-stage`": ("0.5",),
     "`toma-once`": ("0.5",),
     "`toma-tile`": ("0.5",),
     "`toma`": ("0.5",),
@@ -47,10 +58,10 @@ HEADLINE_FEWER = ("16", "14")
 HEADLINE_CHANGES = ("", "scale=1000.0")
 """Of the demo model's images, and what fewer steps are compared."""
 AS_IT_WAS = "num_regions=64; distance_weight=0.0; guidance_parts=1; share=plan; skip_blocks=[]"
-"""How the changes of `fast` as it was begin: `BEFORE` in quality.py."""
+"""How the changes of `toma-stage` as it was begin: `BEFORE` in quality.py."""
 NOMINAL_GAINS = (1.15, 1.25, 1.33, 1.43, 1.67, 2.0, 2.5)
 """Lines of fewer steps in the table of equal time. A number of steps belongs to the nearest."""
-EQUAL_TIME_METHODS = {"balanced": "0.5", "fast": "0.5", "tomesd": "0.5", "tofu": "0.5", "todo": "0.75"}
+EQUAL_TIME_METHODS = {"toma-late": "0.5", "toma-stage": "0.5", "tomesd": "0.5", "tofu": "0.5", "todo": "0.75"}
 """What is compared with fewer steps: every method at the ratio that was timed."""
 CONDITIONS = {
     "20 steps": ("bundled", "20"),
@@ -71,7 +82,7 @@ COMPARED_BY = {
 """The setting whose values are the columns; a part that is not named has the conditions as columns."""
 LEFT_OUT = ("scope=block", "method=toma-once")
 """Rows of a comparison that say the same once more."""
-NOTES = {"`balanced`": "default", "`toma`, `scale=1000`": "the paper's softmax"}
+NOTES = {"`toma-late`": "default", "`toma`, `scale=1000`": "the paper's softmax"}
 MISSING = "—"
 """Where there is no row for a cell."""
 Row = dict[str, str]
@@ -163,7 +174,7 @@ def explain_table() -> str:
 
 
 def presets_table() -> str:
-    """The presets as they are now, and `fast` as it was."""
+    """The presets as they are now, and `toma-stage` as it was."""
     lines = _head("model | method | scope | removed | ms a step | baseline | speed-up | memory")
     for row in read(PRESETS_NOW):
         if row["ratio"]:
@@ -422,7 +433,7 @@ def _label(row: Row) -> str:
     label = f"`{row['method']}`"
     if row["method"] == "toma" and settings.get("scale") != "inf":
         return label + ", `scale=1000`"
-    if row["method"] in ("fast", "balanced") and (row["file"] != PRESETS_NOW or "share" in settings):
+    if row["method"] in ("toma-stage", "toma-late") and (row["file"] != PRESETS_NOW or "share" in settings):
         return label + " as it was"
     return label + (", `skip_blocks=()`" if settings.get("skip_blocks") == [] else "")
 
@@ -443,7 +454,7 @@ def _newest(group: dict[str, str]) -> dict[tuple[str, str], Row]:
 
 def _place(row: Row) -> int:
     """Of a method in a table: ours first, then those of the paper, then others."""
-    order = ("balanced", "fast", "toma-once", "toma-tile", "toma-stripe", "toma", "tomesd", "tofu", "todo")
+    order = ("toma-late", "toma-stage", "toma-once", "toma-tile", "toma-stripe", "toma", "tomesd", "tofu", "todo")
     method = row["method"].partition("+")[0]
     return order.index(method) if method in order else len(order)
 

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 from toma_diffusion import apply_toma
 
-METHODS = ("balanced", "fast", "tomesd", "tofu")
+METHODS = ("toma-late", "toma-stage", "tomesd", "tofu")
 """Two presets of ToMA, and two other methods."""
 
 

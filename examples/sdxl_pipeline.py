@@ -19,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompt", nargs="?", default="a photo of an astronaut riding a horse")
     parser.add_argument("--model", default="stabilityai/stable-diffusion-xl-base-1.0", help="hub id or folder")
-    parser.add_argument("--preset", default="balanced", help="fast saves more time and changes the image more")
+    parser.add_argument("--preset", default="toma-late", help="toma-stage saves more time and changes the image more")
     parser.add_argument("--ratio", type=float, default=0.5, help="fraction of the tokens to remove")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--output", type=Path, default=Path("sdxl.png"))

@@ -146,7 +146,7 @@ class TestRoundTrip:
 class TestPresets:
     def test_named_variants(self):
         papers = {"toma", "toma-stripe", "toma-tile", "toma-once"}
-        assert set(PRESETS) == papers | {"fast", "balanced"}
+        assert set(PRESETS) == papers | {"toma-stage", "toma-late"}
 
     @pytest.mark.parametrize("name", ["lower-bound", "floor"])
     def test_bounds_are_presets_no_more(self, name):
@@ -161,7 +161,7 @@ class TestPresets:
             ("toma-stripe", "facility-location", "stripe", 64, "local", "module"),
             ("toma-tile", "facility-location", "tile", 256, "local", "module"),
             ("toma-once", "facility-location", "tile", 64, "local", "block"),
-            ("fast", "facility-location", "tile", None, "local", "stage"),
+            ("toma-stage", "facility-location", "tile", None, "local", "stage"),
         ],
     )
     def test_settings(self, name, selection, region, num_regions, assign, scope):
@@ -170,11 +170,11 @@ class TestPresets:
         assert (preset.assign, preset.scope) == (assign, scope)
 
     def test_override(self):
-        assert ToMAConfig.from_preset("fast", ratio=0.75).ratio == 0.75
+        assert ToMAConfig.from_preset("toma-stage", ratio=0.75).ratio == 0.75
         with pytest.raises(ValueError, match="'ration' is not a field"):
-            ToMAConfig.from_preset("fast", ration=0.75)
+            ToMAConfig.from_preset("toma-stage", ration=0.75)
         with pytest.raises(ValueError, match=r"ratio=1\.5"):
-            ToMAConfig.from_preset("fast", ratio=1.5)
+            ToMAConfig.from_preset("toma-stage", ratio=1.5)
 
     def test_unknown_lists_the_known(self):
         with pytest.raises(ValueError, match="preset='toma-tiles' is not known") as error:

@@ -90,7 +90,7 @@ def test_two_cells_that_are_swapped_are_seen(path, name, tables):
 def test_the_default_stands_first_and_every_speed_has_its_quality(tables):
     head, _, first, *others = grids(tables.headline_table() + "\n")[0]
     assert [title.strip() for title in head[-2:]] == ["LPIPS", "PSNR, dB"]
-    assert "`balanced` (default)" in first[0]
+    assert "`toma-late` (default)" in first[0]
     for row in (first, *others):
         assert any("×" in cell for cell in row[2:-2])
         assert all(float(cell) for cell in row[-2:])
@@ -121,27 +121,29 @@ class TestQuality:
     def test_equal_time(self, tables, add):
         add("tiny", "20", "steps", "steps:16", "steps:8")
         add("tiny", "4", "steps", "steps:3")
-        add("tiny", "20", "presets", "tomesd", "fast", "fast:scale=inf")
-        add("tiny", "20", "combined", "fast:select_every=1+steps:16")
+        add("tiny", "20", "presets", "tomesd", "toma-stage", "toma-stage:scale=inf")
+        add("tiny", "20", "combined", "toma-stage:select_every=1+steps:16")
         text = self.table(tables, "equal time on tiny")
         assert "| | gain | LPIPS, 4 steps | LPIPS, 20 steps |" in text
         assert "| fewer steps | about 1.25× |  | 0.100 (16) |" in text
         assert "| fewer steps | about 1.33× | 0.100 (3) |  |" in text
-        assert "| `fast`, 50% removed | 1.39× |  | 0.200 |" in text
-        assert "| `fast`, 50% removed, and fewer steps | 1.73× |  | 0.100 (16) |" in text
+        assert "| `toma-stage`, 50% removed | 1.39× |  | 0.200 |" in text
+        assert "| `toma-stage`, 50% removed, and fewer steps | 1.73× |  | 0.100 (16) |" in text
         assert "scale" not in text
 
     def test_presets_and_what_they_were(self, tables, add):
         before = importlib.import_module("quality").BEFORE
-        add("tiny", "20", "presets", "toma:scale=1000", "fast", before)
+        add("tiny", "20", "presets", "toma:scale=1000", "toma-stage", before)
         text = self.table(tables, "presets on tiny")
         assert "| LPIPS | 20 steps, 25% | 20 steps, 50% | 20 steps, 75% |" in text
-        assert text.index("| `fast` |  | 0.200 |") < text.index("| `fast` as it was |  | 0.300 |")
+        assert text.index("| `toma-stage` |  | 0.200 |") < text.index("| `toma-stage` as it was |  | 0.300 |")
         assert "| `toma`, `scale=1000` |  | 0.100 |  |" in text
 
     def test_a_setting_by_its_values(self, tables, add):
-        shares = [f"fast:region_tokens={tokens};share={name}" for tokens in (64, 1024) for name in ("nothing", "plan")]
-        add("bundled", "20", "sharing", *shares, "fast:scope=block;region_tokens=64;share=plan")
+        shares = [
+            f"toma-stage:region_tokens={tokens};share={name}" for tokens in (64, 1024) for name in ("nothing", "plan")
+        ]
+        add("bundled", "20", "sharing", *shares, "toma-stage:scope=block;region_tokens=64;share=plan")
         add("4step", "4", "sharing", *shares[:2])
         text = self.table(tables, "settings: sharing")
         assert "| LPIPS | | `share=plan` | `share=nothing` |" in text
@@ -151,8 +153,8 @@ class TestQuality:
         assert "scope" not in text
 
     def test_settings_of_several_kinds_by_steps(self, tables, add):
-        add("bundled", "20", "where and when", "fast:min_tokens=512", "fast:window=(0.0,0.95)")
-        add("4step", "4", "where and when", "fast:min_tokens=512", "fast:window=(0.0,0.75)")
+        add("bundled", "20", "where and when", "toma-stage:min_tokens=512", "toma-stage:window=(0.0,0.95)")
+        add("4step", "4", "where and when", "toma-stage:min_tokens=512", "toma-stage:window=(0.0,0.75)")
         text = self.table(tables, "settings: where and when")
         assert "| `min_tokens=512` | 0.100 | — | 0.100 |" in text
         assert "| `window=[0.0, 0.95]` | 0.200 | — | — |" in text
@@ -172,8 +174,8 @@ class TestQuality:
 
 class TestRewritten:
     def test_a_cell_without_a_row_has_a_dash(self, tables, monkeypatch):
-        monkeypatch.setattr(tables, "HEADLINE_SETTINGS", {"`fast`": ("0.9",)})
-        assert "| `fast` | 90% | — | — | — | — |" in tables.headline_table()
+        monkeypatch.setattr(tables, "HEADLINE_SETTINGS", {"`toma-stage`": ("0.9",)})
+        assert "| `toma-stage` | 90% | — | — | — | — |" in tables.headline_table()
 
     def test_the_newest_row_counts(self, tables):
         names = ("denoiser_h200.csv", "methods_h200.csv", "presets_h200.csv")
@@ -185,7 +187,7 @@ class TestRewritten:
 
     def test_speeds_of_presets_are_those_of_their_settings_now(self, tables):
         for group in tables.HEADLINE_MODELS.values():
-            found = tables._newest(group)["`fast`", "0.5"]
+            found = tables._newest(group)["`toma-stage`", "0.5"]
             assert (found["file"], "share" in found["settings"]) == ("presets_h200.csv", False)
 
     @pytest.mark.parametrize(

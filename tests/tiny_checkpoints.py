@@ -48,7 +48,7 @@ def checkpoint(family: str) -> Path:
 
 
 def _sdxl() -> DiffusionPipeline:
-    """384×384 pixels; 576 tokens at its only level with attention, enough for the preset `balanced`."""
+    """384×384 pixels; 576 tokens at its only level with attention, enough for the preset `toma-late`."""
     return StableDiffusionXLPipeline(
         vae=vae(),
         text_encoder=CLIPTextModel(_clip_config()),

@@ -318,11 +318,11 @@ class TestFamilyDefaults:
 
 
 class TestDefault:
-    """Without a name a pipeline gets `balanced`; a model does not know its steps, which a window needs."""
+    """Without a name a pipeline gets `toma-late`; a model does not know its steps, which a window needs."""
 
     def test_of_a_pipeline(self):
         with apply_toma(sd15_pipeline(), ratio=0.25) as handle:
-            assert handle.summary().config == ToMAConfig.from_preset("balanced", ratio=0.25)
+            assert handle.summary().config == ToMAConfig.from_preset("toma-late", ratio=0.25)
 
     def test_of_a_model(self):
         with apply_toma(sd15_unet(), ratio=0.25) as handle:
@@ -330,7 +330,7 @@ class TestDefault:
 
     def test_what_the_family_wants_otherwise(self):
         with apply_toma(flux_pipeline(), skip_blocks=()) as handle:
-            assert handle.summary().config == ToMAConfig.from_preset("balanced")
+            assert handle.summary().config == ToMAConfig.from_preset("toma-late")
 
     def test_summary_names_the_grids_left_whole(self):
         model = sd15_unet()

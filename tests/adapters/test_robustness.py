@@ -263,5 +263,5 @@ class TestCompile:
         assert attention_lengths(lambda: call(family, other)) == attention_lengths(lambda: call(family, model))
 
     def test_unknown_modes(self):
-        with pytest.raises(UsageError, match="mode='fast' is not known: use one of 'blocks', 'whole', 'graphs'"):
-            apply_toma(sd15_unet()).compile("fast")
+        with pytest.raises(UsageError, match="mode='toma-stage' is not known: use one of 'blocks', 'whole', 'graphs'"):
+            apply_toma(sd15_unet()).compile("toma-stage")

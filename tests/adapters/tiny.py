@@ -23,7 +23,7 @@ ONE_PLAN = SETTINGS | {"share": "plan", "guidance_parts": 1}
 STRIDED = SETTINGS | {"selection": "strided"}
 """For comparisons that allow for rounding: rounding may turn a greedy choice."""
 PLAIN = ToMAConfig()
-"""What a model gets if nothing is named. A pipeline would get `balanced`, which leaves small grids and half of the
+"""What a model gets if nothing is named. A pipeline would get `toma-late`, which leaves small grids and half of the
 steps whole."""
 
 

@@ -23,7 +23,7 @@ from toma_diffusion.experiments.facts import Facts, gather_facts
 from toma_diffusion.experiments.parsing import Resolution
 
 QUICK = ["--device", "cpu", "--size", "small", "--resolution", "128", "--steps", "3", "--repeats", "2"]
-SD15 = ["--model", "sd15", *QUICK, "--methods", "toma,fast:select_every=2", "--ratios", "0.5", "--modes", "eager"]
+SD15 = ["--model", "sd15", *QUICK, "--methods", "toma,toma-stage:select_every=2", "--ratios", "0.5", "--modes", "eager"]
 
 
 def invoke(*arguments: str | Path):
@@ -94,7 +94,7 @@ class TestRows:
             ("toma", "module"),
             ("lower-bound", "stage"),
             ("floor", "stage"),
-            ("fast", "stage"),
+            ("toma-stage", "stage"),
         ]
         assert {(row["model"], row["resolution"], row["mode"], row["compile"], row["steps"]) for row in rows} == {
             ("sd15-small", "128x128", "eager", "none", "3")
@@ -133,7 +133,7 @@ class TestRows:
             "sd15-small, 128x128, batch 2, float32, 3 steps, eager",
             "1.00×",
             "lower-bound",
-            "fast",
+            "toma-stage",
             "rows.csv",
         ):
             assert text in output
@@ -151,20 +151,20 @@ class TestResuming:
     def test_a_missing_method_comes_with_its_baseline_and_bounds(self, copied):
         rows = read(copied)
         records = Records(copied)
-        records.rows = [row for row in records.rows if row["method"] != "fast"]
+        records.rows = [row for row in records.rows if row["method"] != "toma-stage"]
         records._write()
         result = invoke(*SD15, "--output", copied)
         assert result.exit_code == 0, result.output
         after = read(copied)
         assert after[:6] == rows[:6]
         new = after[6:]
-        assert [row["method"] for row in new] == ["baseline", "lower-bound", "floor", "fast"]
+        assert [row["method"] for row in new] == ["baseline", "lower-bound", "floor", "toma-stage"]
         assert {row["baseline_ms"] for row in new} == {new[0]["step_ms"]}
         assert new[-1]["floor_ms"] == new[2]["step_ms"]
 
     def test_rows_of_other_code_or_machines_do_not_count(self, copied):
         denoiser = build("sd15", small=True, device=torch.device("cpu"))
-        methods = tuple(MethodSpec.parse(text) for text in ("toma", "fast:select_every=2"))
+        methods = tuple(MethodSpec.parse(text) for text in ("toma", "toma-stage:select_every=2"))
         scenario = Scenario(
             methods, (0.5,), (), (Resolution(128, 128),), (2,), ("eager",), "block", 3, 2, ("floor",), False, None
         )
@@ -188,7 +188,7 @@ class TestResuming:
         result = invoke(
             *SD15[:-6],
             "--methods",
-            "fast",
+            "toma-stage",
             "--ratios",
             "0.5",
             "--bounds",
@@ -200,7 +200,7 @@ class TestResuming:
             "abc",
         )
         assert result.exit_code == 0, result.output
-        assert [(row["method"], row["commit"]) for row in read(copied)] == [("baseline", "abc"), ("fast", "abc")]
+        assert [(row["method"], row["commit"]) for row in read(copied)] == [("baseline", "abc"), ("toma-stage", "abc")]
 
 
 class TestDrift:
@@ -211,13 +211,13 @@ class TestDrift:
             "toma_diffusion.bench.measure.time_runs", lambda run, repeats, steps, device: Timing.of([next(times)])
         )
         path = tmp_path / "rows.csv"
-        few = ["--methods", "fast:num_regions=4", "--ratios", "0.5", "--bounds", "none"]
+        few = ["--methods", "toma-stage:num_regions=4", "--ratios", "0.5", "--bounds", "none"]
         result = invoke("--model", "sd35", *QUICK, *few, "--output", path)
         assert result.exit_code == 0, result.output
         assert "the baseline took 40 ms at the beginning and 10 ms at the end" in result.output
         assert [(row["method"], float(row["baseline_drift"])) for row in read(path)] == [
             ("baseline", -0.75),
-            ("fast", -0.75),
+            ("toma-stage", -0.75),
         ]
 
 
@@ -237,7 +237,7 @@ class TestFailures:
             "sd35",
             *QUICK,
             "--methods",
-            "toma-once,fast:num_regions=16",
+            "toma-once,toma-stage:num_regions=16",
             "--ratios",
             "0.5",
             "--bounds",
@@ -248,7 +248,7 @@ class TestFailures:
         assert result.exit_code == 1
         assert "Failed: toma-once, block, ratio 0.5" in result.output
         assert "OutOfMemoryError: tried to allocate" in result.output
-        assert [row["method"] for row in read(path)] == ["baseline", "fast"]
+        assert [row["method"] for row in read(path)] == ["baseline", "toma-stage"]
 
     def test_graph_is_refused_on_a_cpu_and_the_rest_goes_on(self, tmp_path):
         path = tmp_path / "rows.csv"
@@ -295,7 +295,7 @@ class TestMore:
             "--repeats",
             "1",
             "--methods",
-            "fast:num_regions=4",
+            "toma-stage:num_regions=4",
             "--ratios",
             "0.5",
             "--bounds",
@@ -309,7 +309,7 @@ class TestMore:
 
     def test_cache(self, tmp_path):
         path = tmp_path / "rows.csv"
-        few = ["--methods", "fast:num_regions=4", "--ratios", "0.5", "--bounds", "none", "--cache", "1000"]
+        few = ["--methods", "toma-stage:num_regions=4", "--ratios", "0.5", "--bounds", "none", "--cache", "1000"]
         result = invoke("--model", "flux", *QUICK, *few, "--output", path)
         assert result.exit_code == 0, result.output
         assert [(row["cache"], float(row["cache_hits"])) for row in read(path)] == [
@@ -319,9 +319,9 @@ class TestMore:
     def test_a_checkpoint_of_ones_own(self, tmp_path):
         save_checkpoint(tmp_path / "tiny-model")
         path = tmp_path / "rows.csv"
-        few = ["--methods", "fast:num_regions=4", "--ratios", "0.5", "--bounds", "none", "--pipeline"]
+        few = ["--methods", "toma-stage:num_regions=4", "--ratios", "0.5", "--bounds", "none", "--pipeline"]
         result = invoke("--model", tmp_path / "tiny-model", *QUICK, *few, "--output", path)
         assert result.exit_code == 0, result.output
         baseline, fast = read(path)
-        assert (baseline["model"], baseline["method"], fast["method"]) == ("tiny-model", "baseline", "fast")
+        assert (baseline["model"], baseline["method"], fast["method"]) == ("tiny-model", "baseline", "toma-stage")
         assert fast["baseline_pipeline_s"] == baseline["pipeline_s"] != ""

@@ -48,14 +48,14 @@ def test_every_method_can_be_asked_for_once(quality, steps):
 
 
 def test_changes_are_made_where_they_count(quality, monkeypatch):
-    methods = ["steps:3", "fast", "toma:scale=inf+steps:3", "tomesd", "fast:skip_blocks=(0,)"]
+    methods = ["steps:3", "toma-stage", "toma:scale=inf+steps:3", "tomesd", "toma-stage:skip_blocks=(0,)"]
     monkeypatch.setitem(quality.PARTS, "presets", quality.Part(lambda at: methods))
     assert quality.methods_of("presets", quality.Conditions(4, True), "skip_blocks=(1,)") == [
         "steps:3",
-        "fast:skip_blocks=(1,)",
+        "toma-stage:skip_blocks=(1,)",
         "toma:scale=inf;skip_blocks=(1,)+steps:3",
         "tomesd:skip_blocks=(1,)",
-        "fast:skip_blocks=(0,)",
+        "toma-stage:skip_blocks=(0,)",
     ]
 
 
@@ -75,11 +75,16 @@ def test_rows_of_several_parts_and_steps(run, capsys):
         "3 steps",
         "2 steps",
     ]
-    both = next(row for row in rows if row["title"].startswith("fast 0.5") and row["title"].endswith("+ 3 steps"))
-    assert (both["method"], both["ratio"], both["shortcuts"], both["images"]) == ("fast+steps", "0.5", "steps:3", "2")
+    both = next(row for row in rows if row["title"].startswith("toma-stage 0.5") and row["title"].endswith("+ 3 steps"))
+    assert (both["method"], both["ratio"], both["shortcuts"], both["images"]) == (
+        "toma-stage+steps",
+        "0.5",
+        "steps:3",
+        "2",
+    )
     assert float(both["noise_floor_lpips"]) < float(both["lpips"])
     assert both["commit"]
-    assert "Left out: combined: balanced+first-block-cache:threshold=0.1" in capsys.readouterr().out
+    assert "Left out: combined: toma-late+first-block-cache:threshold=0.1" in capsys.readouterr().out
 
 
 def test_the_same_command_measures_nothing_again_and_another_commit_does(run, capsys):

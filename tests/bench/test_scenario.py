@@ -36,7 +36,7 @@ class TestMethods:
         [
             ("toma", "toma", {}),
             ("toma:scale=inf", "toma", {"scale": "inf"}),
-            (" fast:num_regions=256; scope=block", "fast", {"num_regions": 256, "scope": "block"}),
+            (" fast:num_regions=256; scope=block", "toma-stage", {"num_regions": 256, "scope": "block"}),
             ("toma:sites=(attn,ff);window=(0.2,1.0)", "toma", {"sites": ("attn", "ff"), "window": (0.2, 1.0)}),
             ("toma:skip_blocks=(3,)", "toma", {"skip_blocks": (3,)}),
             ("toma:scale=1e2", "toma", {"scale": 100.0}),
@@ -67,7 +67,11 @@ class TestMethods:
             MethodSpec.parse(text)
 
     def test_commas_in_parentheses_do_not_separate(self):
-        assert split_list("toma, fast:skip_blocks=(1,2);scale=2,,x") == ["toma", "fast:skip_blocks=(1,2);scale=2", "x"]
+        assert split_list("toma, fast:skip_blocks=(1,2);scale=2,,x") == [
+            "toma",
+            "toma-stage:skip_blocks=(1,2);scale=2",
+            "x",
+        ]
 
 
 class TestResolution:
@@ -119,14 +123,14 @@ class TestCells:
 
     def test_bounds_follow_the_method_and_are_shared(self):
         model = build("sd15", small=True, device=CPU).model
-        texts = ("toma", "toma:select_every=2", "toma:reweigh_every=2", "toma-tile", "fast")
+        texts = ("toma", "toma:select_every=2", "toma:reweigh_every=2", "toma-tile", "toma-stage")
         methods = [MethodSpec.parse(text) for text in texts]
         toma, often, weighed, tile, fast = compare(model, methods, [0.5], [], bounds=BOUNDS)
         assert toma.lower_bound == often.lower_bound == weighed.lower_bound != tile.lower_bound
         assert toma.floor == often.floor == tile.floor != fast.floor
         assert toma.lower_bound.config == ToMAConfig.from_preset("toma", selection="none")
         assert fast.lower_bound.config == ToMAConfig.from_preset(
-            "fast", selection="none", select_every=10, reweigh_every=5
+            "toma-stage", selection="none", select_every=10, reweigh_every=5
         )
         assert fast.floor.config.selection == "slice"
         assert fast.floor.config.scope == "stage"

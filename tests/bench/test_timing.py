@@ -57,7 +57,7 @@ class TestGeneration:
     @pytest.mark.parametrize("name", ["sd15", "flux", "sd35"])
     def test_every_run_follows_the_schedule_with_the_same_buffers(self, name, updates):
         generation = generation_of(ready(name), steps=7)
-        with merged(generation, "fast", num_regions=4, select_every=4, reweigh_every=2):
+        with merged(generation, "toma-stage", num_regions=4, select_every=4, reweigh_every=2):
             plans = []
             for _ in range(2):
                 updates.clear()
@@ -72,7 +72,7 @@ class TestGeneration:
 
     def test_a_window_counts_the_steps_of_the_run(self, updates):
         generation = generation_of(ready("sd35"), steps=4)
-        with merged(generation, "fast", num_regions=4, window=(0.5, 1.0), select_every=10, reweigh_every=5):
+        with merged(generation, "toma-stage", num_regions=4, window=(0.5, 1.0), select_every=10, reweigh_every=5):
             generation.run()
             assert [action for _, action in updates] == [Action.SELECT]
             assert generation.actions() == [None, None, Action.SELECT, Action.REUSE]
@@ -81,7 +81,7 @@ class TestGeneration:
     def test_last_action_is_what_the_call_did(self):
         generation = generation_of(ready("sd35"), steps=3)
         assert generation.actions() == [None] * 3
-        with merged(generation, "fast", num_regions=4, select_every=2, reweigh_every=2), torch.no_grad():
+        with merged(generation, "toma-stage", num_regions=4, select_every=2, reweigh_every=2), torch.no_grad():
             generation.begin()
             done = []
             for step in range(3):
@@ -122,7 +122,7 @@ class TestCompiled:
         denoiser.materialize()
         group = Group("sd35", Resolution(SIDE, SIDE), 1, "compiled", "block", 2, None, "float32")
         stages = []
-        cell = Cell("fast", ToMAConfig.from_preset("fast", num_regions=4, skip_blocks=()))
+        cell = Cell("toma-stage", ToMAConfig.from_preset("toma-stage", num_regions=4, skip_blocks=()))
         found = measure(denoiser, group, cell, repeats=1, end_to_end=None, turns=Turns(), stage=stages.append)
         assert stages == ["compiling", "waiting to time", "timing"]
         assert found.timing.median > 0
@@ -134,7 +134,7 @@ class TestMeasure:
     group = Group("sd35", Resolution(SIDE, SIDE), 1, "eager", "none", 2, None, "float32")
 
     def measured(self, denoiser, **settings):
-        cell = Cell("fast", ToMAConfig.from_preset("fast", **settings))
+        cell = Cell("toma-stage", ToMAConfig.from_preset("toma-stage", **settings))
         return measure(denoiser, self.group, cell, repeats=1, end_to_end=None, turns=Turns(), stage=lambda text: None)
 
     def test_hooks_are_gone_after_a_failure(self):
@@ -165,7 +165,7 @@ class TestCache:
         generation = Generation(denoiser.model, calls)
         for threshold, hits in ((0.0, 0.0), (1e9, 0.75)):
             caching.enable(denoiser.model, threshold)
-            with merged(generation, "fast", num_regions=4, ratio=0.5):
+            with merged(generation, "toma-stage", num_regions=4, ratio=0.5):
                 assert [caching.share_of_hits(generation) for _ in range(2)] == [hits, hits]
             assert caching.share_of_hits(generation) == hits
             denoiser.model.disable_cache()

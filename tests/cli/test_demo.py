@@ -13,7 +13,7 @@ from toma_diffusion.cli import app
 from toma_diffusion.cli.demo import PROMPTS
 from toma_diffusion.evaluation import RunFolder
 
-TITLES = ["baseline", "balanced 0.5", "fast 0.5", "tomesd 0.5", "todo 0.75"]
+TITLES = ["baseline", "toma-late 0.5", "toma-stage 0.5", "tomesd 0.5", "todo 0.75"]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_everything_is_written_and_explained(tmp_path):
     assert files.startswith(f"Open {output / 'report.html'}")
     assert str(output / "grid.png") in files
     assert "speed-up = baseline time / method time" in columns
-    assert default.startswith("balanced is the default")
+    assert default.startswith("toma-late is the default")
     assert "fewer steps without merging" in limits
 
     # The same command again generates nothing, also with the weights of another metric. Other settings are refused,

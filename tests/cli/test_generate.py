@@ -22,14 +22,14 @@ def invoke(*arguments: str):
 
 def test_the_image_and_all_its_settings(tmp_path):
     output = tmp_path / "new" / "apple.png"
-    result = invoke("--preset", "fast:num_regions=4", "--ratio", "0.25", "--seed", "3", "--output", str(output))
+    result = invoke("--preset", "toma-stage:num_regions=4", "--ratio", "0.25", "--seed", "3", "--output", str(output))
     assert result.exit_code == 0, result.output
     assert "ToMA, ratio 0.25, level 0: 64 → 48 tokens (4 tiles of 4×4) in 2 blocks" in result.output
     assert " s with merging" in result.output
     settings = read_settings(output)
     assert settings["prompt"] == "a red apple"
-    assert (settings["seed"], settings["steps"], settings["method"]) == (3, 2, "fast:num_regions=4")
-    assert ToMAConfig.from_dict(settings["config"]) == ToMAConfig.from_preset("fast", num_regions=4, ratio=0.25)
+    assert (settings["seed"], settings["steps"], settings["method"]) == (3, 2, "toma-stage:num_regions=4")
+    assert ToMAConfig.from_dict(settings["config"]) == ToMAConfig.from_preset("toma-stage", num_regions=4, ratio=0.25)
     assert settings["torch"]
     assert settings["model"] == pipeline_folder().name  # not its path
     assert str(pipeline_folder().parent).encode() not in output.read_bytes()
@@ -38,7 +38,7 @@ def test_the_image_and_all_its_settings(tmp_path):
 
 def test_compared_with_the_unmerged_image(tmp_path):
     output = tmp_path / "both.png"
-    result = invoke("--compare", "--preset", "fast:num_regions=4", "--output", str(output))
+    result = invoke("--compare", "--preset", "toma-stage:num_regions=4", "--output", str(output))
     assert result.exit_code == 0, result.output
     assert " s without merging" in result.output
     assert "× as fast, PSNR " in result.output
@@ -57,7 +57,7 @@ def test_the_default_says_what_it_left_whole(tmp_path):
     assert "64 → 64 tokens (left whole: fewer than min_tokens=512)" in result.output
     assert "merged from 50% to 100% of the steps" in result.output
     assert "note: nothing was merged" in result.output
-    assert read_settings(tmp_path / "image.png")["method"] == "balanced"
+    assert read_settings(tmp_path / "image.png")["method"] == "toma-late"
 
 
 def test_other_methods_and_their_own_ratio(tmp_path):
@@ -112,7 +112,7 @@ def test_only_a_comparison_needs_the_metrics(tmp_path, monkeypatch):
     [
         (["--output", "image.jpg"], "'image.jpg' is not a PNG file"),
         (["--ratio", "1.5"], "ratio=1.5 is not allowed"),
-        (["--preset", "fats"], "Did you mean 'fast'?"),
+        (["--preset", "fats"], "Did you mean 'toma-stage'?"),
         (["--preset", "todo", "--ratio", "0.5"], "ratio=0.5 is not allowed"),
         (["--steps", "0"], "steps=0 is not allowed"),
         (["--model", "nowhere"], "'nowhere' is not known"),

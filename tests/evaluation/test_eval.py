@@ -61,7 +61,7 @@ def command(given):
             "--steps",
             str(STEPS),
             "--methods",
-            "fast:num_regions=4,tomesd,todo",
+            "toma-stage:num_regions=4,tomesd,todo",
             "--ratios",
             "0.5,0.75",
         ),
@@ -115,8 +115,8 @@ class TestTable:
         assert [(row["method"], row["ratio"]) for row in rows] == [
             ("baseline", ""),
             ("noise floor", ""),
-            ("fast", "0.5"),
-            ("fast", "0.75"),
+            ("toma-stage", "0.5"),
+            ("toma-stage", "0.75"),
             ("tomesd", "0.5"),
             ("tomesd", "0.75"),
             ("todo", "0.75"),
@@ -201,7 +201,7 @@ class TestTable:
 
     def test_what_is_printed(self, whole):
         assert "Left out: todo cannot have ratio 0.5." in whole[1]
-        for text in ("6 images of 64x64", "noise floor", "fast 0.75, num_regions=4", "LPIPS ↓"):
+        for text in ("6 images of 64x64", "noise floor", "toma-stage 0.75, num_regions=4", "LPIPS ↓"):
             assert text in whole[1]
 
 
@@ -215,7 +215,7 @@ class TestAgain:
     def test_weights_may_come_later(self, command, tmp_path, given):
         arguments = command(tmp_path / "run")
         here = arguments.index("--lpips-weights") + 1
-        few = ["--methods", "fast", "--ratios", "0.5", "--seeds", "0", "--steps", "1", "--metrics", "psnr,lpips"]
+        few = ["--methods", "toma-stage", "--ratios", "0.5", "--seeds", "0", "--steps", "1", "--metrics", "psnr,lpips"]
         first = invoke([*arguments[:here], str(given / "gone"), *arguments[here + 1 :], *few])
         assert first.exit_code == 0, first.output
         assert "Left out: lpips: there is no file" in first.output
@@ -229,7 +229,7 @@ class TestAgain:
     def test_a_metric_that_fails_at_the_end_is_reported_and_the_others_are_kept(self, command, tmp_path, given):
         (tmp_path / "real").mkdir()
         (tmp_path / "real" / "broken.png").write_bytes(b"no image")
-        few = ["--methods", "fast", "--ratios", "0.5", "--seeds", "0", "--steps", "1", "--metrics", "psnr,fid"]
+        few = ["--methods", "toma-stage", "--ratios", "0.5", "--seeds", "0", "--steps", "1", "--metrics", "psnr,fid"]
         result = invoke([*command(tmp_path / "run"), *few, "--real-images", str(tmp_path / "real")])
         assert result.exit_code == 0, result.output
         assert "broken.png' cannot be read" in result.output
@@ -274,7 +274,14 @@ class TestAgain:
         assert "run.json' cannot be written: " in result.output
 
 
-SHORTCUTS = ("--methods", "steps:6,tomesd,fast:num_regions=4+steps:6", "--ratios", "0.5", "--metrics", "psnr,lpips")
+SHORTCUTS = (
+    "--methods",
+    "steps:6,tomesd,toma-stage:num_regions=4+steps:6",
+    "--ratios",
+    "0.5",
+    "--metrics",
+    "psnr,lpips",
+)
 
 
 @pytest.fixture(scope="module")
@@ -290,9 +297,9 @@ class TestShortcutsAndBatches:
     def test_a_batch_gives_the_same_figures_up_to_rounding(self, batched, command, tmp_path):
         assert invoke(command(tmp_path / "run", *SHORTCUTS)).exit_code == 0
         together, alone = RunFolder(batched).table(), RunFolder(tmp_path / "run").table()
-        assert [row["method"] for row in together] == ["baseline", "noise floor", "steps", "tomesd", "fast+steps"]
+        assert [row["method"] for row in together] == ["baseline", "noise floor", "steps", "tomesd", "toma-stage+steps"]
         for one, other in zip(together, alone, strict=True):
-            if one["method"] in ("steps", "fast+steps"):  # ToMeSD draws its random numbers once for a batch
+            if one["method"] in ("steps", "toma-stage+steps"):  # ToMeSD draws its random numbers once for a batch
                 assert float(one["lpips"]) == pytest.approx(float(other["lpips"]), rel=0.05)
                 assert float(one["psnr"]) == pytest.approx(float(other["psnr"]), rel=0.01)
 

@@ -70,7 +70,7 @@ class TestPaper:
 
 
 def test_settings_are_those_that_the_model_gets():
-    (variant,) = variants_of(deep_flux(), [VariantSpec.parse("fast:num_regions=4")], [0.5])
+    (variant,) = variants_of(deep_flux(), [VariantSpec.parse("toma-stage:num_regions=4")], [0.5])
     assert variant.config.num_regions == 4
     assert variant.config.select_every == 1
     assert variant.overrides == ("num_regions",)
@@ -78,21 +78,21 @@ def test_settings_are_those_that_the_model_gets():
 
 class TestSpecs:
     def test_merging_shortcuts_or_both(self):
-        specs = [VariantSpec.parse(text) for text in ("fast", "steps:14", "fast:scale=1e+3+steps:14")]
+        specs = [VariantSpec.parse(text) for text in ("toma-stage", "steps:14", "toma-stage:scale=1e+3+steps:14")]
         variants = variants_of(sdxl_unet(), specs, [0.25, 0.5])
         assert [variant.title for variant in variants] == [
-            *("fast 0.25", "fast 0.5", "14 steps"),
-            *("fast 0.25, scale=1000.0 + 14 steps", "fast 0.5, scale=1000.0 + 14 steps"),
+            *("toma-stage 0.25", "toma-stage 0.5", "14 steps"),
+            *("toma-stage 0.25, scale=1000.0 + 14 steps", "toma-stage 0.5, scale=1000.0 + 14 steps"),
         ]
 
     def test_a_cache_the_model_cannot_have_is_refused(self):
         with pytest.raises(UsageError, match="'first-block-cache' cannot be used with a UNet2DConditionModel"):
-            variants_of(sdxl_unet(), [VariantSpec.parse("fast+first-block-cache")], [0.5])
+            variants_of(sdxl_unet(), [VariantSpec.parse("toma-stage+first-block-cache")], [0.5])
 
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("fast+toma", r"method 'fast\+toma' has several methods of merging, fast and toma: leave one"),
+            ("toma-stage+toma", r"method 'fast\+toma' has several methods of merging, fast and toma: leave one"),
             ("steps:3+steps:4", "several numbers of steps, steps:3 and steps:4"),
             ("magcache+taylorseer", "several caches, magcache and taylorseer"),
             ("fastt", "preset='fastt' is not known"),
@@ -109,8 +109,8 @@ class TestSpecs:
 
 def test_what_depends_on_the_other_images_of_a_batch():
     unet, flux = sdxl_unet(), deep_flux()
-    (merged,) = variants_of(flux, [VariantSpec.parse("fast")], [0.5])
+    (merged,) = variants_of(flux, [VariantSpec.parse("toma-stage")], [0.5])
     (cached,) = variants_of(flux, [VariantSpec.parse("first-block-cache")], [])
     (fewer,) = variants_of(flux, [VariantSpec.parse("steps:4")], [])
     assert [mixes_images(flux, each) for each in (*UNMERGED, fewer, merged, cached)] == [False] * 3 + [True] * 2
-    assert not mixes_images(unet, variants_of(unet, [VariantSpec.parse("fast")], [0.5])[0])
+    assert not mixes_images(unet, variants_of(unet, [VariantSpec.parse("toma-stage")], [0.5])[0])

@@ -11,8 +11,8 @@ from toma_diffusion.experiments.costs import FILE, MERGED, SKIPPED, StepCost, St
 from toma_diffusion.experiments.shortcuts import parse_shortcut
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-FAST = ToMAConfig.from_preset("fast", skip_blocks=())
-HALF = StepCost("sdxl", MERGED, "toma", "fast", "stage", "local", ratio=0.5, share=0.7)
+FAST = ToMAConfig.from_preset("toma-stage", skip_blocks=())
+HALF = StepCost("sdxl", MERGED, "toma", "toma-stage", "stage", "local", ratio=0.5, share=0.7)
 PLAN = '{"share": "plan"}'
 COSTS = StepCosts(
     "sdxl",
@@ -50,7 +50,7 @@ class TestMerging:
         ],
     )
     def test_by_hand(self, config, expected):
-        assert COSTS.gain(20, preset="fast", config=config) == pytest.approx(expected)
+        assert COSTS.gain(20, preset="toma-stage", config=config) == pytest.approx(expected)
 
     @pytest.mark.parametrize(
         "config",
@@ -64,7 +64,7 @@ class TestMerging:
         ],
     )
     def test_what_was_not_measured_stays_empty(self, config):
-        assert COSTS.gain(20, preset="fast", config=config, blocks=14) is None
+        assert COSTS.gain(20, preset="toma-stage", config=config, blocks=14) is None
 
     def test_rows_of_the_same_preset_are_preferred(self):
         assert COSTS.gain(20, preset="other", config=FAST) == pytest.approx(10)
@@ -82,13 +82,13 @@ class TestShortcuts:
         fewer = (parse_shortcut("steps:16"),)
         assert COSTS.gain(20) == 1
         assert COSTS.gain(20, shortcuts=fewer) == pytest.approx(1.25)
-        assert COSTS.gain(20, preset="fast", config=FAST, shortcuts=fewer) == pytest.approx(1.25 / 0.7)
+        assert COSTS.gain(20, preset="toma-stage", config=FAST, shortcuts=fewer) == pytest.approx(1.25 / 0.7)
 
     def test_a_skipped_step_costs_what_stays_of_it(self):
         cache = (parse_shortcut("first-block-cache"),)
         assert COSTS.gain(20, shortcuts=cache, skipped=0.5) == pytest.approx(1 / 0.55)
         assert COSTS.gain(20, shortcuts=cache) == 1
-        both = COSTS.gain(20, preset="fast", config=FAST, shortcuts=cache, skipped=0.5)
+        both = COSTS.gain(20, preset="toma-stage", config=FAST, shortcuts=cache, skipped=0.5)
         assert both == pytest.approx(1 / (0.5 * 0.7 + 0.5 * 0.1))
 
     def test_deepcache_by_its_branch(self):
@@ -103,7 +103,7 @@ class TestShortcuts:
     def test_unknown_where_a_cache_meets_a_window(self):
         late = changed(window=(0.5, 1.0))
         shortcuts = (parse_shortcut("first-block-cache"),)
-        assert COSTS.gain(20, preset="fast", config=late, shortcuts=shortcuts, skipped=0.5) is None
+        assert COSTS.gain(20, preset="toma-stage", config=late, shortcuts=shortcuts, skipped=0.5) is None
 
 
 class TestFile:
@@ -113,10 +113,10 @@ class TestFile:
 
     def test_gains_are_near_the_speed_ups_that_were_measured(self):
         costs = StepCosts.load("sdxl")
-        for config, expected in ((FAST, 1.409), (ToMAConfig.from_preset("fast"), 1.388)):
-            assert costs.gain(10, preset="fast", config=config, blocks=70) == pytest.approx(expected, abs=0.001)
+        for config, expected in ((FAST, 1.409), (ToMAConfig.from_preset("toma-stage"), 1.388)):
+            assert costs.gain(10, preset="toma-stage", config=config, blocks=70) == pytest.approx(expected, abs=0.001)
         late = ToMAConfig.from_preset("toma-once", window=(0.5, 1.0))
-        assert costs.gain(10, preset="balanced", config=late) == pytest.approx(1.17, abs=0.02)
+        assert costs.gain(10, preset="toma-late", config=late) == pytest.approx(1.17, abs=0.02)
 
     def test_another_model_is_refused(self):
         with pytest.raises(UsageError, match="no measured steps of 'sd15': use one of flux, sdxl"):

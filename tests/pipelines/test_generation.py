@@ -90,7 +90,7 @@ class TestGenerateImages:
         ImageRequest(prompt, seed, steps=3) for prompt, seed in (("a shoe", 1), ("a tree", 7), ("a cap", 1))
     )
 
-    @pytest.mark.parametrize("preset", [None, "toma-once", "fast", "toma-tile"])
+    @pytest.mark.parametrize("preset", [None, "toma-once", "toma-stage", "toma-tile"])
     def test_a_batch_equals_single_images_up_to_rounding(self, preset):
         """With local assignment: two tokens that cover each other best are equally good destinations, and rounding
         decides. Inside a region both give the same cluster, over the whole image others may join the one or the other.

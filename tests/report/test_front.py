@@ -14,7 +14,10 @@ def test_what_saves_nothing_is_not_on_it():
 
 
 def test_in_words():
-    curves = {"fewer steps": [Point(1.25, 0.018, "16"), Point(1.43, 0.033, "14")], "fast": [Point(1.3, 0.2, "0.5")]}
+    curves = {
+        "fewer steps": [Point(1.25, 0.018, "16"), Point(1.43, 0.033, "14")],
+        "toma-stage": [Point(1.3, 0.2, "0.5")],
+    }
     assert describe(curves) == (
         "LPIPS against the gain in time. The front: fewer steps 16 (1.25× at 0.018), fewer steps 14 (1.43× at 0.033)."
     )

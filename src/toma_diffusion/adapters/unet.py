@@ -78,7 +78,7 @@ def below_first_level(model: Any) -> Part | None:
     """All modules of a UNet but the first level's: of the way down, the middle, of the way up. None if there is no
     second level, or if its blocks are of another kind."""
     first, *down = model.down_blocks
-    *up, last = model.up_blocks
+    up = list(model.up_blocks)[:-1]
     middle = [] if model.mid_block is None else [model.mid_block]
     if not down or not first.downsamplers or not up[-1].upsamplers or not all(_is_plain(block) for block in down):
         return None

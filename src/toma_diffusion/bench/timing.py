@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,20 @@ from torch import Tensor, nn
 from toma_diffusion.api import compiled_blocks
 from toma_diffusion.core import Action
 from toma_diffusion.hooks.compiler import compile_denoiser, undo_compile
-from toma_diffusion.hooks.handle import ToMAHandle, find_root
+from toma_diffusion.hooks.handle import RootHook, ToMAHandle, find_root
 
 MIB = 2**20
 COMPILE_MODES = {"block": "blocks", "whole": "whole", "graphs": "graphs"}
 """From the column `compile` of a row to the mode of `ToMAHandle.compile`."""
+
+
+class StepKind(NamedTuple):
+    """What a step does."""
+
+    reuses: bool = False
+    """Whether parts of the model are not computed."""
+    action: Action | None = None
+    """What plans do; None if no tokens are merged."""
 
 
 @dataclass(eq=False)
@@ -54,16 +63,27 @@ class Generation:
                 output = self.call(step)
         return output
 
-    def actions(self) -> list[Action | None]:
-        """The action of every step; None if nothing is merged."""
-        root = find_root(self.model)
-        steps = len(self.calls)
-        return [root.state.schedule.action(step, steps) if root else None for step in range(steps)]
+    def kinds(self) -> list[StepKind]:
+        """What every step does, by the schedule."""
+        root, steps = find_root(self.model), len(self.calls)
+        if root is None:
+            return [StepKind()] * steps
+        schedule = root.state.schedule
+        return [
+            StepKind(schedule.reuses(step, steps) and not schedule.corrects(steps), self._action(root, step))
+            for step in range(steps)
+        ]
 
-    def last_action(self) -> Action | None:
+    def last_kind(self) -> StepKind:
         """What the last call did."""
         root = find_root(self.model)
-        return root.state.action if root and root.state.active else None
+        if root is None:
+            return StepKind()
+        state = root.state
+        return StepKind(state.reusing, state.action if state.active and state.slots else None)
+
+    def _action(self, root: RootHook, step: int) -> Action | None:
+        return root.state.schedule.action(step, len(self.calls)) if root.state.slots else None
 
 
 @dataclass(frozen=True)
@@ -165,28 +185,28 @@ def forget_compiled(model: nn.Module, *, free: bool) -> None:
 
 
 def capture(generation: Generation) -> Callable[[], None]:
-    """A generation as CUDA graphs, one for every action of its schedule: replaying them costs the kernels alone."""
+    """A generation as CUDA graphs, one for every kind of step: replaying them costs the kernels alone."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         generation.run()  # all buffers must exist before the capture, and the libraries' workspaces on this stream
     torch.cuda.synchronize()
     pool = torch.cuda.graph_pool_handle()
-    graphs: dict[Action | None, torch.cuda.CUDAGraph] = {}
-    actions = generation.actions()
+    graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
+    kinds = generation.kinds()
     generation.begin()
     with torch.no_grad():
-        for step, action in enumerate(actions):
-            if action in graphs:
+        for step, kind in enumerate(kinds):
+            if kind in graphs:
                 generation.call(step)
             else:
-                graphs[action] = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graphs[action], pool=pool, stream=stream):
+                graphs[kind] = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graphs[kind], pool=pool, stream=stream):
                     generation.call(step)
-            if generation.last_action() is not action:
-                raise RuntimeError(f"step {step} did {generation.last_action()}, but the schedule says {action}.")
+            if generation.last_kind() != kind:
+                raise RuntimeError(f"step {step} did {generation.last_kind()}, but the schedule says {kind}.")
     torch.cuda.synchronize()
-    order = [graphs[action] for action in actions]
+    order = [graphs[kind] for kind in kinds]
 
     def replay() -> None:
         for graph in order:

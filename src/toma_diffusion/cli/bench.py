@@ -32,9 +32,9 @@ def bench(
     methods: Annotated[
         str,
         typer.Option(
-            help="Presets or methods, each with optional settings: toma,fast:num_regions=256;scale=inf,tomesd,todo."
+            help="Presets or methods, each with optional settings: balanced,reuse:period=3,toma:scale=inf,tomesd."
         ),
-    ] = "toma,toma-tile,toma-once,fast",
+    ] = "balanced,fast,toma,toma-tile,toma-once,toma-stage",
     ratios: Annotated[str, typer.Option(help="Fractions of the tokens to remove.")] = "0.25,0.5,0.75",
     scopes: Annotated[str, typer.Option(help="module, block, stage. Default: those of the methods.")] = "",
     resolution: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. A list is allowed.")] = "",

@@ -27,10 +27,11 @@ GUIDANCE = 4.0
 METHODS: tuple[tuple[str, tuple[float, ...]], ...] = (
     ("balanced", (0.5,)),
     ("fast", (0.5,)),
+    ("steps:14", (0.5,)),
+    ("toma-stage", (0.5,)),
     ("tomesd", (0.5,)),
-    ("todo", (0.75,)),  # it keeps every second row and column: it has no other ratio
 )
-"""With the baseline and four prompts these are 20 images: about 90 seconds on two CPU cores."""
+"""With the baseline and four prompts these are 24 images: about 90 seconds on two CPU cores."""
 METRICS = ("mse", "psnr", "ssim", "lpips")
 """LPIPS only if its weights are given, in this run or a later one."""
 GRID = "grid.png"
@@ -106,11 +107,13 @@ def _what_to_look_at(grid: Path, page: Path) -> list[str]:
     return [
         f"Open {page} in a browser: table, plots, and a slider to compare each image with the baseline. "
         f"{grid} shows all images at once.",
-        "Columns: method and fraction of tokens removed; s = seconds per image; speed-up = baseline time / method "
-        "time, median over the images; the others = distance to the baseline's image (↑ higher is closer, ↓ lower).",
-        f"{DEFAULT_PRESET} is the default of apply_toma(pipe). fast merges the most: in all steps.",
-        "This model is small: fewer steps without merging would give images closer to the baseline than fast does, in "
-        "the same time. Merging saves more time on large models, such as SDXL and Flux: see docs/speed.md.",
+        "Columns: method, and fraction of tokens removed if it merges; s = seconds per image; speed-up = baseline time "
+        "/ method time, median over the images; the others = distance to the baseline's image (↑ higher is closer, ↓ "
+        "lower).",
+        f"{DEFAULT_PRESET} is the default of apply_toma(pipe): it reuses parts of every second step over time. fast "
+        "reuses more. steps, steps=14 takes fewer steps and changes nothing else. toma-stage and tomesd merge tokens.",
+        "This model is small: merging tokens saves more time, and loses less, on large models such as SDXL and Flux. "
+        "See docs/speed.md and docs/quality.md.",
     ]
 
 
@@ -134,7 +137,7 @@ def _write_merge_map(folder: RunFolder, pipe: Any, advance: Any) -> None:
     from toma_diffusion.report.page import MERGE_MAP
 
     plan, item = folder.plan, folder.plan.items[0]
-    variant = next(each for each in plan.variants if each.name == "fast")  # it merges in every step
+    variant = next(each for each in plan.variants if each.name == "toma-stage")  # it merges in every step
     with applied(pipe, variant, plan.steps) as handle:
         assert handle is not None
         recorder = MergeMapRecorder(handle)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from toma_diffusion.evaluation import Variant
 
-METHODS, RATIOS, STEPS = "toma,fast,tomesd", "0.25,0.5,0.75", 20
+METHODS, RATIOS, STEPS = "balanced,fast,toma-stage,tomesd", "0.25,0.5,0.75", 20
 PAPER_STEPS, PAPER_STEPS_OF_FLUX = 50, 35
 
 
@@ -34,9 +34,9 @@ def evaluate_command(
     methods: Annotated[
         str,
         typer.Option(
-            help="Merging, as in toma bench: fast:num_regions=256;scale=inf,tomesd,tofu,todo. Fewer steps: steps:14. "
+            help="As in toma bench: fast,reuse:period=3,toma-stage:scale=inf,tomesd,tofu,todo. Fewer steps: steps:14. "
             "Caches: first-block-cache:threshold=0.1, taylorseer:cache_interval=3, magcache:threshold=0.06, and for "
-            "UNets deepcache:interval=3. Together: fast+steps:14. Default: " + METHODS
+            "UNets deepcache:interval=3. Together: toma-stage+steps:14. Default: " + METHODS
         ),
     ] = "",
     ratios: Annotated[str, typer.Option(help="Fractions of the tokens to remove. Default: " + RATIOS)] = "",

@@ -36,8 +36,8 @@ def generate(
     preset: Annotated[
         str,
         typer.Option(
-            help="A preset of ToMA, with optional settings (fast:num_regions=256;scope=block), or tomesd, tofu, todo. "
-            "Default: balanced."
+            help="A preset, with optional settings (fast:period=3, or toma-stage:num_regions=256), or tomesd, tofu, "
+            "todo. Default: balanced."
         ),
     ] = "",
     config: Annotated[
@@ -127,16 +127,16 @@ def generate(
         from toma_diffusion.report.sheet import make_sheet
 
         handle.enabled = False
-        unmerged, unmerged_seconds = _generate(pipe, request, console, "generating without merging")
+        unmerged, unmerged_seconds = _generate(pipe, request, console, "generating the original")
         psnr = Psnr().score(Sample(image.convert("RGB"), prompt, unmerged.convert("RGB")))
-        console.print(f"{unmerged_seconds:.2f} s without merging", highlight=False)
+        console.print(f"{unmerged_seconds:.2f} s as it is", highlight=False)
         result = f"{seconds:.2f} s, {unmerged_seconds / seconds:.2f}× as fast, PSNR {psnr:.1f} dB"
         settings |= {"unmerged_seconds": round(unmerged_seconds, 3), "psnr": f"{psnr:.3f}"}
-        captions = [f"without merging: {unmerged_seconds:.2f} s", f"{_title(summary)}: {result}"]
+        captions = [f"original: {unmerged_seconds:.2f} s", f"{_title(summary)}: {result}"]
         image = make_sheet([unmerged, image], captions, columns=2)
     else:
         result = f"{seconds:.2f} s"
-    console.print(f"{result} with merging", highlight=False)
+    console.print(f"{result} with {_title(summary)}", highlight=False)
     write_png(image, output, settings)
     console.print(f"Wrote {output}", soft_wrap=True, highlight=False)
 
@@ -177,15 +177,30 @@ def _generate(pipe: Any, request: ImageRequest, console: Console, what: str) -> 
 
 
 def _title(summary: Summary) -> str:
-    return f"{summary.config.label}, ratio {summary.config.ratio:g}"
+    config, (computed, reused) = summary.config, summary.steps
+    merging = f"{config.label}, ratio {config.ratio:g}"
+    if not reused:
+        return merging
+    reuse = f"reuse over time, {reused} of {computed + reused} steps"
+    return f"{merging}, {reuse}" if _merged(summary) else reuse
+
+
+def _merged(summary: Summary) -> bool:
+    return any(kind.tokens_before is not None for kind in summary.kinds)
 
 
 def _in_short(summary: Summary) -> list[str]:
     lines = [
-        f"{_title(summary)}, {kind.kind}: {kind.tokens_before} → {kind.tokens_after} tokens ({kind.regions}) "
-        f"in {kind.blocks} blocks"
+        f"{summary.config.label}, ratio {summary.config.ratio:g}, {kind.kind}: {kind.tokens_before} → "
+        f"{kind.tokens_after} tokens ({kind.regions}) in {kind.blocks} blocks"
         for kind in summary.kinds
+        if kind.tokens_before is not None
     ]
+    computed, reused = summary.steps
+    if reused:
+        lines.append(f"computed {computed} steps, reused {reused}: {', '.join(summary.reuse[1:2])}")
+    if not _merged(summary):
+        return lines + [f"note: {note}" for note in summary.notes]
     start, end = summary.config.window
     if (start, end) != (0, 1):
         lines.append(f"merged from {start:.0%} to {end:.0%} of the steps")

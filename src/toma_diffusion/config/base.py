@@ -124,9 +124,19 @@ class Config(ABC):
         """Whether it has a field of that name."""
         return name in cls.names()
 
+    def value_of(self, name: str) -> Any:
+        """The value of a field, also of one of `reuse`, in types that JSON has."""
+        values = self.to_dict()
+        return values[name] if name in values else (values["reuse"] or {}).get(name)
+
+    @property
+    def shows_ratio(self) -> bool:
+        """Whether the ratio says much about it: not if it merges nothing, or only where there are few steps."""
+        return self.reuse is None or (self.ratio > 0 and self.max_steps is None)
+
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, in types that JSON has (tuples become lists)."""
-        return _plain(asdict(self))
+        return {name: _plain(value) for name, value in asdict(self).items()}
 
     def to_json(self) -> str:
         """All fields as one JSON object."""

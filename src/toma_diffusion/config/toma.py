@@ -220,7 +220,7 @@ PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
             ratio=0.0,
             scope="stage",
             **_EVERY_STEP,
-            reuse=Reuse(part="deep", period=6, span=0.3, start=0.15, order=0),
+            reuse=Reuse(part="deep", period=6, span=0.3, start=0.2, order=0),
         ),
     }
 )

@@ -20,8 +20,8 @@ class Remembered:
         self.per_step = per_step
 
     def store(self, changes: Sequence[Tensor]) -> None:
-        """Remember what the part did in this step."""
-        for index, change in enumerate(changes):
+        """Remember what the part did in this step. Gradients are not: they would lead back into this step."""
+        for index, change in enumerate(each.detach() for each in changes):
             last = self.last[index]
             if self.slopes is not None:
                 self.slopes[index].copy_((change - last) * self.per_step)

@@ -59,7 +59,7 @@ class Schedule:
         if self.max_steps is not None:
             return f"max_steps={self.max_steps}"
         reuse = self.reuse
-        if reuse is None or reuse.period == 1 and reuse.computed is None:
+        if reuse is None or (reuse.period == 1 and reuse.computed is None):
             return None
         if reuse.min_steps > 1:
             return f"min_steps={reuse.min_steps}"

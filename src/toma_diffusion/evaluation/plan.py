@@ -68,15 +68,13 @@ class Variant:
 
     @property
     def title(self) -> str:
-        """The name in tables: `toma 0.5, num_regions=256`, `14 steps`, or `fast 0.5 + 14 steps`."""
+        """The name in tables: `toma 0.5, num_regions=256`, `14 steps`, or `toma-stage 0.5 + 14 steps`."""
         own = [] if self.config is None and self.shortcuts else [self._own_title]
         return " + ".join([*own, *(shortcut.title for shortcut in self.shortcuts)])
 
     @property
     def _own_title(self) -> str:
-        # What reuses over time has the ratio of its preset, often 0, unless the user set another.
-        config = self.config
-        name = self.name if config is None or config.reuse is not None else f"{self.name} {config.ratio:g}"
+        name = self.name if self.config is None or not self.config.shows_ratio else f"{self.name} {self.config.ratio:g}"
         return ", ".join([name, *(f"{field}={value}" for field, value in self.asked_for.items())])
 
     @property
@@ -93,7 +91,7 @@ class Variant:
     def point(self) -> str:
         """That number: the ratio, or of a shortcut alone the steps, the threshold or the interval."""
         if self.config is not None:
-            return f"{self.config.ratio:g}"
+            return f"{self.config.ratio:g}" if self.config.shows_ratio else ""
         if len(self.shortcuts) == 1:
             return str(self.shortcuts[0].settings.get(self.shortcuts[0].knob, ""))
         return ""
@@ -101,9 +99,7 @@ class Variant:
     @property
     def asked_for(self) -> dict[str, Any]:
         """The fields of merging that the user set, with their values."""
-        values = {} if self.config is None else self.config.to_dict()
-        values = (values.get("reuse") or {}) | values  # its fields are written like those of the configuration
-        return {name: values[name] for name in self.overrides}
+        return {} if self.config is None else {name: self.config.value_of(name) for name in self.overrides}
 
     @property
     def key(self) -> dict[str, str]:

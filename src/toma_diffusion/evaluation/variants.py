@@ -125,7 +125,7 @@ def mixes_images(model: Any, variant: Variant) -> bool:
     """
     adapter = find_adapter(model)
     shares_positions = adapter is not None and any(block.position_table for block in adapter.blocks(model))
-    merges_jointly = variant.config is not None and shares_positions
+    merges_jointly = variant.config is not None and variant.config.ratio > 0 and shares_positions
     return merges_jointly or any(shortcut.mixes_images for shortcut in variant.shortcuts)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from toma_diffusion.api import apply_toma
-from toma_diffusion.config import Config
+from toma_diffusion.config import Config, Reuse
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.parsing import parse_settings
 from toma_diffusion.methods import METHODS, named_config
@@ -68,6 +68,9 @@ class Cell:
         if self.config is None:
             return "{}"
         values, defaults = self.config.to_dict(), type(self.config)().to_dict()
+        if values["reuse"] is not None:
+            usual = asdict(Reuse()) | {"keep": []}
+            values["reuse"] = {name: value for name, value in values["reuse"].items() if value != usual[name]}
         noted = {
             name: value
             for name, value in sorted(values.items())

@@ -22,7 +22,7 @@ from toma_diffusion.methods import method_of
 
 FILE = Path(__file__).with_name("step_costs.csv")
 """Written by benchmarks/step_costs.py from the rows in benchmarks/results."""
-MERGED, SKIPPED = "merged", "skipped"
+MERGED, SKIPPED, REUSED = "merged", "skipped", "reused"
 """Kinds of steps."""
 TIME_SETTINGS = ("unmerge", "sites", "share", "size_aware_attention", "norm_preserving")
 """Settings that change the time of a step. The regions, how destinations are chosen and how often cost far less."""
@@ -33,12 +33,12 @@ are of several grids."""
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step of one kind costs: a merged one, or one that a cache skips."""
+    """What a step of one kind costs: a merged one, one that a cache skips, or one that reuses."""
 
     model: str
     kind: str
     method: str
-    """`toma`, `tomesd`, `tofu`, `todo`, or of a skipped step the cache."""
+    """`toma`, `tomesd`, `tofu`, `todo`; of a skipped step the cache; of one that reuses the part that it reuses."""
     preset: str = ""
     scope: str = ""
     assign: str = ""
@@ -112,14 +112,19 @@ class StepCosts:
             left = shortcut.steps_of(left)
         schedule = None if config is None else Schedule.from_config(config)
         inside = sum(schedule.action(step, left) is not None for step in range(left)) if schedule else 0
+        inside = inside if config is not None and config.ratio else 0
         merged = self._merged(preset, config, blocks) if config is not None and inside else 1.0
+        reused = sum(schedule.reuses(step, left) for step in range(left)) if schedule and left > 0 else 0
+        if schedule is not None and schedule.corrects(left):
+            reused = 0  # these steps are merged ones
+        reusing = self._reused(config) if config is not None and reused else 1.0
         caches = [shortcut for shortcut in shortcuts if not isinstance(shortcut, FewerSteps)]
-        if caches and skipped and 0 < inside < left:
-            return None  # nobody knows whether the skipped steps are merged ones
+        if caches and skipped and (0 < inside < left or reused):
+            return None  # nobody knows whether the skipped steps are merged or reused ones
         skipping = self._skipped(caches[0]) if caches and skipped else 1.0
-        if merged is None or skipping is None:
+        if merged is None or skipping is None or reusing is None:
             return None
-        computed = (inside * merged + (left - inside)) / left
+        computed = (inside * merged + reused * reusing + (left - inside - reused)) / left
         return steps / (left * ((1 - skipped) * computed + skipped * skipping))
 
     def _merged(self, preset: str, config: Config, blocks: int) -> float | None:
@@ -133,6 +138,15 @@ class StepCosts:
             return median(exact)
         if found and self.model in MODELS_OF_LIKE_BLOCKS:
             return 1 - own * median((1 - cost.share) / cost.merged_blocks for cost in found)
+        return None
+
+    def _reused(self, config: Config) -> float | None:
+        """The share of a whole step that one takes that reuses. Where blocks are all there is, `deep` means blocks."""
+        part = config.reuse.part if config.reuse is not None else ""
+        for wanted in (part, "blocks"):
+            found = [cost.share for cost in self.costs if cost.kind == REUSED and cost.method == wanted]
+            if found and (wanted == part or self.model in MODELS_OF_LIKE_BLOCKS):
+                return median(found)
         return None
 
     def _skipped(self, cache: Shortcut) -> float | None:

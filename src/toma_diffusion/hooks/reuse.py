@@ -104,8 +104,9 @@ class LeavePart(Hook):
             raise RuntimeError(f"the first module of {part.name} was skipped, so nothing can be remembered of it.")
         part.inputs = None
         if self.state.reusing:
+            # A copy, not what is remembered itself: FreeU, for one, works on it in place.
             results = [
-                change if whole is None else whole + change
+                change.clone() if whole is None else whole + change
                 for whole, change in zip(inputs, memory.recall(), strict=True)
             ]
             return _with(output, part.streams, results)
@@ -165,7 +166,7 @@ class StandIn:
             return
         original = self.before or MethodType(type(self.module).forward, self.module)
         if own.get("_old_forward") is self:  # accelerate keeps here what its hooks wrap
-            self.module._old_forward = original  # type: ignore[assignment]
+            self.module._old_forward = original
         registry = own.get("_diffusers_hook")
         for reference in getattr(registry, "_fn_refs", ()):
             for name in ("forward", "original_forward"):

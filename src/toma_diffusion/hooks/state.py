@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -166,7 +165,7 @@ class MergeState:
     def begin_call(self, model: nn.Module, call: Call) -> None:
         """Set everything up for one call of the denoiser. Runs outside compiled code, and never waits for the GPU."""
         tick = self.steps.read(model, call.sample, call.conditioning, call.timestep)
-        if tick.num_steps is None and self.schedule.needs is not None:
+        if self.enabled and tick.num_steps is None and self.schedule.needs is not None:
             raise RuntimeError(
                 f"{self.schedule.needs} needs the number of steps, which is not known here. Call "
                 "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
@@ -343,7 +342,7 @@ class MergeState:
 
 
 def _make_static(buffers: list[Tensor]) -> None:
-    """Let compiled code update these inside a CUDA graph. Another pass has other buffers, and must not compile again."""
+    """Let compiled code update these inside a CUDA graph. Another pass has others, and must not compile again."""
     from torch._dynamo import mark_static_address  # slow to import; `prepare_compiler` has done it
 
     for buffer in buffers:

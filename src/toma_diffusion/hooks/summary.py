@@ -101,7 +101,9 @@ class Summary:
         for heading in ("kind", "blocks", f"merged, scope {config.scope}", "grid", "tokens", "regions"):
             table.add_column(heading)
         for kind in self.kinds:
-            tokens = "not called yet" if kind.tokens_before is None else f"{kind.tokens_before} → {kind.tokens_after}"
+            tokens = "not merged" if any(self.steps) else "not called yet"
+            if kind.tokens_before is not None:
+                tokens = f"{kind.tokens_before} → {kind.tokens_after}"
             table.add_row(kind.kind, str(kind.blocks), str(kind.sites), kind.grid, tokens, kind.regions)
         start, end = config.window
         lines = list(self.description)
