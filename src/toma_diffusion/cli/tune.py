@@ -50,7 +50,7 @@ def tune_command(
         str,
         typer.Option(
             help="Own candidates, written as for toma eval, with the ratio of merging after an @ and steps as a number "
-            "or a share: fast:skip_blocks=(0,1)@0.25,steps:70%. Default: those of the budget."
+            "or a share: toma-stage:skip_blocks=(0,1)@0.25,reuse:period=3,steps:70%. Default: those of the budget."
         ),
     ] = "",
     compile: Annotated[
