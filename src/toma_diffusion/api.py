@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from toma_diffusion.hooks.state import MergeState
 from toma_diffusion.hooks.step import DENOISERS, StepCounter
 from toma_diffusion.methods import method_of, resolve_config
 from toma_diffusion.methods.reuse import describe_reuse, place_reuse, reused_parts
+from toma_diffusion.tuned import SUFFIX, Tuned
 
 DEFAULT_PRESET = "balanced"
 """What a pipeline uses if you pass no preset."""
@@ -25,7 +27,7 @@ CONVOLUTIONAL_BLOCK = "ResnetBlock2D"
 """The residual blocks of UNets, which are compiled together with the transformer blocks."""
 
 
-def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | None = None, **overrides: Any) -> ToMAHandle:
+def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | Path | None = None, **overrides: Any) -> ToMAHandle:
     """Merge tokens in a diffusers pipeline, or in its denoiser: by ToMA, or by another method to compare it with.
 
     Args:
@@ -35,7 +37,8 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | None = None,
             pipeline uses the preset `balanced`, and a model `ToMAConfig()`. Unless you pass a configuration, defaults
             of the model family fill the fields you did not set (Flux: destinations are selected in every step, the
             first 5 joint and 5 single blocks are not merged). For another method: `tomesd`, `tofu`, `todo`, or a
-            `ToMeSDConfig`, `ToFuConfig`, `ToDoConfig`.
+            `ToMeSDConfig`, `ToFuConfig`, `ToDoConfig`. Or a file that `toma tune` wrote, `"tuned.json"`: it is used as
+            it is, and refused for another class of model or another number of steps.
         overrides: fields of the configuration to change.
 
     Returns:
@@ -70,6 +73,9 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | None = None,
     if adapter is None:
         raise UsageError(f"{type(model).__name__} is not supported. Supported are: {supported()}.")
     pipeline = pipe_or_model if not isinstance(pipe_or_model, nn.Module) else None
+    if isinstance(config_or_preset, Path) or str(config_or_preset).endswith(SUFFIX):
+        tuned = _read_tuned(model, str(config_or_preset), overrides)
+        return _build(model, adapter, tuned.applicable(), pipeline, only_steps=tuned.steps_left)
     if config_or_preset is None and pipeline is not None:
         config_or_preset = DEFAULT_PRESET
     config = resolve_config(config_or_preset, overrides, adapter.defaults(model))
@@ -110,7 +116,20 @@ def find_denoiser(pipe_or_model: Any) -> nn.Module:
     )
 
 
-def _build(model: nn.Module, adapter: Adapter, config: Config, pipeline: Any) -> ToMAHandle:
+def _read_tuned(model: nn.Module, path: str, overrides: Mapping[str, Any]) -> Tuned:
+    tuned = Tuned.read(path)
+    tuned.check_model(model)
+    if overrides:
+        raise UsageError(
+            f"{path!r} is used as it was measured, and cannot be changed by {', '.join(overrides)}: pass a "
+            "configuration or a preset instead."
+        )
+    return tuned
+
+
+def _build(
+    model: nn.Module, adapter: Adapter, config: Config, pipeline: Any, only_steps: int | None = None
+) -> ToMAHandle:
     devices = _diffusers.devices_of_map(model)
     if len(devices) > 1:
         raise UsageError(
@@ -130,6 +149,7 @@ def _build(model: nn.Module, adapter: Adapter, config: Config, pipeline: Any) ->
         StepCounter(pipeline),
         description=tuple(method.describe(config)),
         reuse_description=tuple(describe_reuse(config.reuse, parts)),
+        only_steps=only_steps,
     )
     before, after = place_reuse(parts, state)
     reasons = _reasons_to_leave_alone(model, blocks, config)

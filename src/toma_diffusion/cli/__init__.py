@@ -9,6 +9,7 @@ from toma_diffusion.cli.eval import evaluate_command
 from toma_diffusion.cli.explain import explain
 from toma_diffusion.cli.generate import generate
 from toma_diffusion.cli.report import report
+from toma_diffusion.cli.tune import tune_command
 
 app = typer.Typer(
     name="toma",
@@ -23,4 +24,5 @@ app.command()(report)
 app.command()(explain)
 app.command()(bench)
 app.command(name="eval")(evaluate_command)
+app.command(name="tune")(tune_command)
 app.command()(env)

@@ -40,6 +40,9 @@ def generate(
             "todo. Default: balanced."
         ),
     ] = "",
+    config: Annotated[
+        Path | None, typer.Option(help="In place of preset and ratio: a file tuned.json that toma tune wrote.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the initial noise.")] = 0,
     steps: Annotated[int | None, typer.Option(help=f"Denoising steps. Default: {STEPS}; of bundled-4step 4.")] = None,
     guidance: Annotated[
@@ -64,22 +67,40 @@ def generate(
 
     from toma_diffusion import apply_toma
     from toma_diffusion.api import DEFAULT_PRESET
+    from toma_diffusion.cli.generate_tuned import check_options, generate_tuned
     from toma_diffusion.experiments.cells import MethodSpec
     from toma_diffusion.files import check_writable
     from toma_diffusion.pipelines.checkpoints import load_pipeline, public_name, steps_and_guidance
     from toma_diffusion.pipelines.generation import ImageRequest, write_png
+    from toma_diffusion.tuned import Tuned
 
     console = Console(markup=False)
     if output.suffix != ".png":
         raise UsageError(f"output {str(output)!r} is not a PNG file: end it in .png, which can hold the settings.")
     if compare:
         _check_installed("matplotlib", "torchmetrics")
+    tuned = None if config is None else Tuned.read(config)
+    if tuned is not None:
+        check_options(tuned, preset, ratio, steps)
+        steps = tuned.num_steps
     request = ImageRequest(
         prompt, seed, *steps_and_guidance(model, steps, guidance, STEPS), width, height, negative_prompt
     )
     method = MethodSpec.parse(preset) if preset else None
     changes: dict[str, Any] = {} if ratio is None else {"ratio": ratio}
     pipe: Any = load_pipeline(model, str(find_device(device)), dtype or None)
+    about: dict[str, Any] = {
+        "model": public_name(model),
+        "device": str(pipe.device),
+        "dtype": str(pipe.dtype).removeprefix("torch."),
+        **_versions(),
+    }
+    if tuned is not None:
+        check_writable(output)
+        image, noted = generate_tuned(tuned, pipe, request, console, _generate, compare=compare)
+        write_png(image, output, about | noted)
+        console.print(f"Wrote {output}", soft_wrap=True, highlight=False)
+        return
     handle = (
         apply_toma(pipe, **changes)
         if method is None
@@ -93,15 +114,12 @@ def generate(
     summary = handle.summary()
     for line in _in_short(summary):
         console.print(line, highlight=False)
-    settings: dict[str, Any] = {
-        "model": public_name(model),
+    settings = {
+        **about,
         **asdict(request),
         "method": preset or DEFAULT_PRESET,
         "config": summary.config.to_dict(),
         "seconds": round(seconds, 3),
-        "device": str(pipe.device),
-        "dtype": str(pipe.dtype).removeprefix("torch."),
-        **_versions(),
     }
     if compare:
         from toma_diffusion.metrics.base import Sample

@@ -72,7 +72,7 @@ class _Work:
 
         For each batch all variants are run in turn: if the machine is busy for a while, it slows all of them alike.
         """
-        (share,) = self._shares([self.folder.missing()])
+        (share,) = shares(self.state, [self.folder.missing()])
         with self._bar("generating", sum(len(batch) for _, batch in share)) as advance:
             for variant, batch in share:
                 advance(0, variant)
@@ -82,18 +82,13 @@ class _Work:
         self.state.wait_for_everyone()
 
     def _warm_up(self, variant: Variant, batch: Sequence[Item]) -> None:
-        """Once for each variant: fit it to the model, and generate a batch that does not count.
-
-        All steps on a GPU, where the first step of each kind compiles kernels.
-        """
+        """Once for each variant: fit it to the model, and generate a batch that does not count."""
         if variant in self.fitted:
             return
         requests = self._requests(variant, batch)
         self.fitted[variant] = fitted(self.pipe, variant, requests[0])
-        if self.pipe.device.type == "cpu":
-            requests = [replace(each, steps=min(each.steps, WARM_UP_STEPS_ON_A_CPU)) for each in requests]
         with applied(self.pipe, self.fitted[variant], self.folder.plan.steps):
-            generate_images(self.pipe, requests)
+            warm_up(self.pipe, requests)
 
     def _generate(self, variant: Variant, batch: Sequence[Item]) -> None:
         requests = self._requests(variant, batch)
@@ -123,11 +118,12 @@ class _Work:
     def score(self) -> None:
         """Score all images that lack one of these metrics, or have it from other weights."""
         variants = self.folder.plan.variants
-        shares = self._shares(
-            [[item for item in self.folder.plan.items if self._is_unscored(each, item)] for each in variants]
+        parts = shares(
+            self.state,
+            [[item for item in self.folder.plan.items if self._is_unscored(each, item)] for each in variants],
         )
-        with self._bar("scoring", sum(map(len, shares))) as advance:
-            for variant, items in zip(variants, shares, strict=True):
+        with self._bar("scoring", sum(map(len, parts))) as advance:
+            for variant, items in zip(variants, parts, strict=True):
                 for start in range(0, len(items), self.folder.plan.batch):
                     batch = items[start : start + self.folder.plan.batch]
                     self._score(variant, batch)
@@ -170,7 +166,7 @@ class _Work:
                 for variant in self.folder.plan.variants
                 if not all(self.folder.joint_scores(variant).has(name, metric.source) for name in metric.names)
             ]
-            (share,) = self._shares([lacking])
+            (share,) = shares(self.state, [lacking])
             with self._bar("comparing with real images", len(share)) as advance:
                 for variant in share:
                     advance(0, variant)
@@ -185,20 +181,6 @@ class _Work:
                     advance(1, variant)
         self.state.wait_for_everyone()
 
-    def _shares(self, tasks: list[list[Task]]) -> list[list[Task]]:
-        """This process's part of each list.
-
-        The first process decides what is to be done: the others may look at the folder after work on it has started.
-        """
-        from accelerate.utils import broadcast_object_list
-
-        agreed: list[list[Task]] = broadcast_object_list([tasks])[0]
-        shares = []
-        for each in agreed:
-            with self.state.split_between_processes(each) as share:
-                shares.append(list(share))
-        return shares
-
     @contextmanager
     def _bar(self, what: str, total: int) -> Iterator[Any]:
         """A function that advances the progress bar of this phase and names the current variant."""
@@ -208,6 +190,28 @@ class _Work:
         bar, progress = self.progress.add_task(what, total=total), self.progress
         yield lambda count, variant: progress.update(bar, advance=count, description=f"{what}: {variant.title}")
         progress.update(bar, description=what)
+
+
+def shares(state: PartialState, tasks: list[list[Task]]) -> list[list[Task]]:
+    """This process's part of each list.
+
+    The first process decides what is to be done: the others may look at the folder after work on it has started.
+    """
+    from accelerate.utils import broadcast_object_list
+
+    agreed: list[list[Task]] = broadcast_object_list([tasks])[0]
+    parts = []
+    for each in agreed:
+        with state.split_between_processes(each) as part:
+            parts.append(list(part))
+    return parts
+
+
+def warm_up(pipe: Any, requests: Sequence[ImageRequest]) -> None:
+    """Generate images that do not count: all steps on a GPU, where the first step of each kind compiles kernels."""
+    if pipe.device.type == "cpu":
+        requests = [replace(each, steps=min(each.steps, WARM_UP_STEPS_ON_A_CPU)) for each in requests]
+    generate_images(pipe, requests)
 
 
 @contextmanager

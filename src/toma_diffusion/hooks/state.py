@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from toma_diffusion.config import Config
 from toma_diffusion.core import Action, Grid, Memory, Plan, Schedule
+from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.step import StepCounter, Tick
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ class MergeState:
     """What calls had to do differently from the configuration, for `summary()`."""
     guidance: str = ""
     """Which samples or passes of the last call shared a plan, for `summary()`."""
+    only_steps: int | None = None
+    """The number of steps that the settings are for; generations of another number are refused. None: any."""
     keeps_plans: bool = False
     """Whether plans of earlier generations are kept, because CUDA graphs of the denoiser read them."""
 
@@ -168,6 +171,7 @@ class MergeState:
                 "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
                 "a pipeline, or use settings that do not depend on it."
             )
+        self._check_steps(tick)
         self._note_updates(tick)
         if tick.begins:
             self._begin_generation(tick)
@@ -192,6 +196,20 @@ class MergeState:
                 slot.plan.begin_call()
             if ordinal < tick.ordinal and all(slot.key in self._updated for slot in self.slots):
                 self.action = Action.REUSE  # another pass of guidance has updated these plans in this step
+
+    def _check_steps(self, tick: Tick) -> None:
+        """Refuse a generation of another number of steps than the settings are for."""
+        if self.only_steps is None or not self.enabled or tick.num_steps == self.only_steps:
+            return
+        if tick.num_steps is None:
+            raise UsageError(
+                f"these settings are for {self.only_steps} steps, and the number of steps is not known here: call "
+                "handle.begin(num_steps) before a generation, or run the model inside a pipeline."
+            )
+        raise UsageError(
+            f"these settings were found for {self.only_steps} steps, and this generation has {tick.num_steps}: "
+            f"generate with {self.only_steps}, or run `toma tune --steps {tick.num_steps}`."
+        )
 
     def _remember(self, call: Call, tick: Tick, action: Action | None) -> Action | None:
         """Decide whether parts are computed or reused in this call. Returns what plans do in it."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from toma_diffusion.errors import UsageError
 from toma_diffusion.files import replacing
@@ -77,23 +78,34 @@ def generate_images(
     as a whole: ToMeSD and ToFu draw random numbers once, with the seed of the first image; on Flux all images share
     the destinations of merging; the first-block cache compares steps over all images.
     """
+    images: list[Image] = _call(pipe, requests, on_step)
+    return images
+
+
+def generate_latents(pipe: Any, request: ImageRequest, on_step: Callable[[int], None] | None = None) -> Tensor:
+    """The latents of one image after the last step, not decoded. Their layout is that of the pipeline."""
+    latents: Tensor = _call(pipe, [request], on_step, output_type="latent")
+    return latents
+
+
+def _call(pipe: Any, requests: Sequence[ImageRequest], on_step: Callable[[int], None] | None, **more: Any) -> Any:
+    """Call the pipeline, with `more` arguments as they are, and return its images."""
     first = requests[0]
     for request in requests:
         if replace(request, prompt=first.prompt, seed=first.seed) != first:
             raise UsageError(f"{request} has other settings than {first}: generate them in calls of their own.")
-    arguments = _arguments(pipe, requests)
+    arguments = _arguments(pipe, requests) | more
     if on_step is not None:
         arguments |= _callback(inspect.signature(pipe.__call__).parameters, on_step)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(first.seed)  # ToMeSD and ToFu start from torch's own random state
         try:
-            images: list[Image] = pipe(**arguments).images
+            return pipe(**arguments).images
         except ValueError as error:
             if any(frame.name in CHECKS_OF_DIFFUSERS for frame in traceback.extract_tb(error.__traceback__)):
                 raise UsageError(f"{type(pipe).__name__} does not accept these settings: {error}") from error
             raise
-    return images
 
 
 def _arguments(pipe: Any, requests: Sequence[ImageRequest]) -> dict[str, Any]:

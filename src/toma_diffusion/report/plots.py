@@ -12,7 +12,7 @@ from typing import Any
 from toma_diffusion.report.front import Point, describe, draw, style_of
 from toma_diffusion.report.paper_table import LABELS, Line, Method, PaperTable, is_better_low
 
-_INK = "#010203"
+INK = "#010203"
 """Placeholder for the page's own text colour."""
 _SIGNS = "●■▲◆▼✚✖⬢"
 """The markers as characters, for the legend."""
@@ -53,7 +53,7 @@ def gain_against_distance(table: PaperTable) -> Plot | None:
     }
     if not any(curves.values()):
         return None
-    svg = _drawn("front", (7.0, 4.4), lambda axis: draw(axis, curves, _INK))
+    svg = drawn("front", (7.0, 4.4), lambda axis: draw(axis, curves, INK))
     return Plot("front", svg, describe(curves))
 
 
@@ -80,13 +80,13 @@ def _plot(table: PaperTable, column: str) -> Plot | None:
         _plot_unmerged(axis, table, column)
         axis.set(xlabel="seconds per image (left is faster)", ylabel=_axis_label(column))
         axis.margins(0.12)
-        axis.grid(color=_INK, alpha=0.12, lw=0.6)
+        axis.grid(color=INK, alpha=0.12, lw=0.6)
         axis.spines[["top", "right"]].set_visible(False)
 
-    return Plot(column, _drawn(column, (4.7, 3.5), draw_all), _describe(column, curves))
+    return Plot(column, drawn(column, (4.7, 3.5), draw_all), _describe(column, curves))
 
 
-def _drawn(name: str, size: tuple[float, float], draw_on: Callable[[Any], None]) -> str:
+def drawn(name: str, size: tuple[float, float], draw_on: Callable[[Any], None]) -> str:
     """A plot as SVG for a page, in the page's own text colour."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -95,7 +95,7 @@ def _drawn(name: str, size: tuple[float, float], draw_on: Callable[[Any], None])
         "svg.fonttype": "none",
         "svg.hashsalt": name,  # the same ids in every run, and different ids in every plot
         "font.size": 9,
-        **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
+        **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     }
     with matplotlib.rc_context(style):
         figure = Figure(figsize=size, layout="constrained")
@@ -131,14 +131,14 @@ def _plot_unmerged(axis: Any, table: PaperTable, column: str) -> None:
     baseline, *others = [method for method in table.methods if not method.saves_time]
     points = _points(table, baseline, column)
     if points:
-        axis.plot(points[0][0], points[0][1], marker="*", ms=11, color=_INK)
+        axis.plot(points[0][0], points[0][1], marker="*", ms=11, color=INK)
     elif (seconds := _value(table, baseline.lines[0], "seconds")) is not None:
-        axis.axvline(seconds, color=_INK, ls=":", lw=1.2)
+        axis.axvline(seconds, color=INK, ls=":", lw=1.2)
     for method in others:
         floor = _value(table, method.lines[0], column)
         low, high = axis.get_ylim()
         if floor is not None and low <= floor <= high:
-            axis.axhline(floor, color=_INK, ls="--", lw=1)
+            axis.axhline(floor, color=INK, ls="--", lw=1)
 
 
 def _value(table: PaperTable, line: Line, column: str) -> float | None:
@@ -161,7 +161,7 @@ def _describe(column: str, curves: dict[str, list[tuple[float, float, str]]]) ->
 
 def _inline(svg: str, column: str) -> str:
     """Remove the file header and the fixed size, use the page's text colour, and make the ids unique."""
-    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{column}-', svg)
     svg = re.sub(r'(url\(|href=")#', rf"\g<1>#{column}-", svg)

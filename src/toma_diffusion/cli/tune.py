@@ -1,0 +1,181 @@
+"""`toma tune`: find the fastest setting of a model on this machine within a limit of quality."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toma_diffusion.cli.options import find_device, report_user_errors
+from toma_diffusion.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from toma_diffusion.metrics import MetricSet
+    from toma_diffusion.tune.outcome import Outcome
+
+STEPS = 20
+COMPILE = ("none", "blocks", "whole", "graphs")
+
+
+@report_user_errors("metrics,report")
+def tune_command(
+    model: Annotated[
+        str, typer.Option(help="bundled, bundled-4step, a folder, a .safetensors file or a hub id.")
+    ] = "bundled",
+    quality: Annotated[
+        str, typer.Option(help="lossless (LPIPS up to 0.01), high (0.05) or medium (0.15). Default: high.")
+    ] = "",
+    max_lpips: Annotated[float | None, typer.Option(help="The largest distance to the original images.")] = None,
+    min_psnr: Annotated[float | None, typer.Option(help="The lowest PSNR to the original images, in dB.")] = None,
+    speed_up: Annotated[
+        float | None, typer.Option(help="In place of a limit: the nearest setting that is so many times as fast.")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="How much is measured: small, medium or large.")] = "small",
+    steps: Annotated[
+        int | None, typer.Option(help=f"Denoising steps of the original. Default: {STEPS}; of bundled-4step 4.")
+    ] = None,
+    guidance: Annotated[
+        float | None, typer.Option(help="Guidance scale. Default: that of the pipeline; of bundled-4step 1: none.")
+    ] = None,
+    size: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. Default: that of the pipeline.")] = "",
+    prompts: Annotated[
+        str, typer.Option(help="A text file, one prompt per line, or a CSV file with a column prompt. Default: ours.")
+    ] = "",
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Own candidates, written as for toma eval, with the ratio of merging after an @ and steps as a number "
+            "or a share: toma-stage:skip_blocks=(0,1)@0.25,reuse:period=3,steps:70%. Default: those of the budget."
+        ),
+    ] = "",
+    compile: Annotated[
+        str, typer.Option(help="Compile every candidate: blocks, whole or graphs. Takes much longer. Default: none.")
+    ] = "none",
+    lpips_weights: Annotated[
+        Path | None, typer.Option(help="A .safetensors file. Without it, PSNR is used in place of LPIPS.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
+    output: Annotated[Path, typer.Option(help="Folder of the search. The same command resumes it.")] = Path("tune"),
+    commit: Annotated[str | None, typer.Option(help="Commit to record. Default: that of the checkout.")] = None,
+) -> None:
+    """Measure merging, reuse, caches and fewer steps on this model and machine, and write the best as tuned.json.
+
+    On several GPUs: accelerate launch -m toma_diffusion.cli tune ...
+    """
+    from accelerate import PartialState
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from toma_diffusion.api import find_denoiser
+    from toma_diffusion.evaluation.prompts import load_prompts
+    from toma_diffusion.experiments.facts import gather_facts
+    from toma_diffusion.experiments.parsing import Resolution, split_list
+    from toma_diffusion.metrics import Weights, open_metrics
+    from toma_diffusion.pipelines.checkpoints import fingerprint, load_pipeline, public_name, steps_and_guidance
+    from toma_diffusion.report.tune_page import write_tune_page
+    from toma_diffusion.tune.budget import find_budget
+    from toma_diffusion.tune.folder import TuneFolder
+    from toma_diffusion.tune.goal import Goal
+    from toma_diffusion.tune.plan import TunePlan
+    from toma_diffusion.tune.prompts import built_in_prompts
+    from toma_diffusion.tune.run import tune
+    from toma_diffusion.tune.setting import to_file
+    from toma_diffusion.tune.table import write_table
+
+    find_budget(budget)
+    if compile not in COMPILE:
+        raise UsageError(f"--compile {compile!r} is not known: use one of {', '.join(COMPILE)}.")
+    where = find_device(device)
+    # Processes wait for each other only between stages, which may be long.
+    state = PartialState(cpu=where.type == "cpu", timeout=timedelta(days=1))
+    where = state.device if state.num_processes > 1 else where
+    console = Console(markup=False, quiet=not state.is_main_process)
+    metrics = open_metrics(("psnr", "lpips"), Weights(lpips=lpips_weights), where)
+    goal = Goal.of(
+        quality=quality,
+        max_lpips=max_lpips,
+        min_psnr=min_psnr,
+        speed_up=speed_up,
+        without_lpips=" ".join(metrics.missing),
+    )
+    chosen_prompts = load_prompts(prompts) if prompts else built_in_prompts(model)
+    resolution = Resolution.parse(size, 8) if size else None
+    steps, guidance = steps_and_guidance(model, steps, guidance, STEPS)
+    pipe = load_pipeline(model, str(where), dtype or None)
+    plan = TunePlan(
+        model=public_name(model),
+        model_class=type(find_denoiser(pipe)).__name__,
+        prompts=chosen_prompts,
+        steps=steps,
+        guidance=guidance,
+        width=resolution.width if resolution else None,
+        height=resolution.height if resolution else None,
+        dtype=str(pipe.dtype).removeprefix("torch."),
+        weights=fingerprint(pipe),
+        budget=budget,
+        compile=compile,
+        methods=tuple(split_list(methods)),
+        lpips=_lpips_source(metrics),
+    )
+    with state.main_process_first():
+        folder = TuneFolder.start(output, plan, gather_facts(where, commit))
+    for note in [goal.note] if goal.note else metrics.missing:
+        console.print(f"Note: {note}", highlight=False, soft_wrap=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    # Other processes of the same launch share the folder: only the first holds the lock.
+    with folder.locked() if state.is_main_process else nullcontext():
+        with Progress(
+            *columns, TextColumn("left:"), TimeRemainingColumn(), console=console, transient=True
+        ) as progress:
+            outcome = tune(folder, pipe, metrics, goal, state, progress)
+        if not state.is_main_process:
+            return
+        outcome.write(folder)
+        write_table(folder, outcome)
+        to_file(folder, outcome).write(folder.tuned_path)
+        page = write_tune_page(folder)
+    console.print(_table(outcome))
+    for line in (outcome.sentence, f"Wrote {folder.tuned_path} and {page}."):
+        console.print(line, highlight=False, soft_wrap=True)
+    if not outcome.is_reached:
+        raise typer.Exit(1)
+
+
+def _lpips_source(metrics: MetricSet) -> str:
+    return next((metric.source for metric in metrics.image if metric.name == "lpips"), "")
+
+
+def _table(outcome: Outcome) -> Table:
+    """The finalists, the fastest first."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=f"Finalists for “{outcome.goal}”", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("setting", overflow="fold")
+    has_lpips = any(result.figures and result.figures.lpips is not None for result in outcome.finalists)
+    for heading in ("speed-up", *(["LPIPS ↓"] if has_lpips else []), "PSNR ↑", ""):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in outcome.finalists:
+        figures = result.figures
+        assert figures is not None
+        table.add_row(
+            result.variant.title,
+            f"{figures.speed_up:.2f}",
+            *([] if figures.lpips is None else [f"{figures.lpips:.3f}"]),
+            f"{figures.psnr:.2f}",
+            "chosen" if outcome.chosen is result else "",
+        )
+    return table

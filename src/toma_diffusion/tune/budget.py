@@ -1,0 +1,45 @@
+"""How much a search measures: small, medium or large."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from toma_diffusion.config.checks import check_one_of
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The size of every stage."""
+
+    map_groups: int
+    """Most groups of consecutive blocks on the map of sensitivity."""
+    map_steps: int
+    """Most steps on it."""
+    rungs: tuple[int, ...]
+    """Images of each candidate after every rung of the search. After each rung about half of the candidates go on."""
+    finalists: int
+    """Candidates that are measured on images of their own at the end."""
+    final_images: int
+    """How many images those are."""
+
+    @property
+    def images(self) -> int:
+        """All, of the search and of the end."""
+        return self.rungs[-1] + self.final_images
+
+
+BUDGETS: Mapping[str, Budget] = MappingProxyType(
+    {
+        "small": Budget(map_groups=5, map_steps=4, rungs=(1, 2, 4), finalists=3, final_images=4),
+        "medium": Budget(map_groups=8, map_steps=6, rungs=(1, 2, 4), finalists=5, final_images=8),
+        "large": Budget(map_groups=12, map_steps=8, rungs=(2, 4, 8), finalists=8, final_images=24),
+    }
+)
+
+
+def find_budget(name: str) -> Budget:
+    """The budget of that name."""
+    check_one_of("budget", name, tuple(BUDGETS))
+    return BUDGETS[name]

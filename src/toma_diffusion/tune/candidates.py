@@ -1,0 +1,134 @@
+"""What is tried: settings of merging, of reuse over time, of both, of caches, and fewer steps.
+
+A candidate is written as for `toma eval`. A percentage is a share of the run's steps: `steps:70%` of 20 is `steps:14`.
+What a model does not support is left out, with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toma_diffusion.config.checks import is_number
+from toma_diffusion.errors import UsageError
+from toma_diffusion.evaluation.plan import Variant
+from toma_diffusion.evaluation.variants import VariantSpec, variants_of
+from toma_diffusion.experiments.parsing import parse_value
+from toma_diffusion.tune.folder import TuneFolder, read_json, write_json
+from toma_diffusion.tune.sensitivity import SensitivityMap
+
+SMALL = (
+    *("steps:85%", "steps:70%", "steps:60%", "steps:50%"),
+    *("toma-late@0.5", "toma-stage@0.25", "toma-stage@0.5"),
+    *("balanced", "fast", "faster"),
+    *("reuse:period=2", "reuse:period=3", "reuse:period=3;part=deep"),
+    "toma-late:period=2;ratio=0.5",
+    *("first-block-cache:threshold=0.1", "taylorseer:cache_interval=3", "magcache:threshold=0.06"),
+    *("deepcache:interval=2", "deepcache:interval=3"),
+    *("toma-late+steps:80%@0.5", "balanced+steps:80%"),
+)
+"""The ratio of merging follows an @. What reuses over time has that of its preset, or of its settings."""
+MEDIUM = (
+    *SMALL,
+    *("steps:90%", "steps:80%", "steps:40%"),
+    *("toma-late@0.25", "toma-late@0.75", "toma-stage@0.75", "tomesd@0.5"),
+    *("reuse:period=4", "reuse:period=2;order=0", "reuse:period=2;part=deep", "reuse:period=4;part=deep"),
+    *("toma-stage:period=2;ratio=0.25", "toma-stage:period=2;ratio=0.5", "toma-late:period=3;ratio=0.5"),
+    *("first-block-cache:threshold=0.05", "first-block-cache:threshold=0.2"),
+    *(
+        "taylorseer:cache_interval=2",
+        "taylorseer:cache_interval=5",
+        "magcache:threshold=0.03",
+        "magcache:threshold=0.1",
+    ),
+    *("deepcache:interval=2;branch=3", "deepcache:interval=3;branch=3", "deepcache:interval=5"),
+    *("fast+steps:80%", "reuse:period=2+steps:80%"),
+)
+LARGE = (
+    *MEDIUM,
+    *("steps:95%", "steps:75%", "steps:65%", "steps:55%", "steps:45%"),
+    *("toma-once@0.5", "tofu@0.5", "todo@0.75"),
+    *("reuse:period=3;order=0", "reuse:period=2;start=0.4", "reuse:period=3;start=0.4", "reuse:period=2;end=0.1"),
+    *("reuse:period=3+steps:80%", "toma-stage:period=3;ratio=0.5", "toma-late:period=2;ratio=0.25"),
+    *("first-block-cache:threshold=0.15", "taylorseer:cache_interval=3;use_lite_mode=True"),
+    *("toma-late+steps:70%@0.5", "balanced+steps:70%", "faster+steps:80%"),
+    *("deepcache:interval=2+steps:80%", "first-block-cache:threshold=0.1+steps:80%"),
+)
+CANDIDATES = {"small": SMALL, "medium": MEDIUM, "large": LARGE}
+DEFAULT_RATIO = 0.5
+"""Of a method without an @."""
+LEFT_WHOLE = 0.25
+"""The share of the blocks that candidates made from the map leave as they are."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """All that are tried, and those that are not."""
+
+    variants: tuple[Variant, ...]
+    left_out: tuple[str, ...]
+    """A sentence each."""
+
+    def write(self, folder: TuneFolder) -> None:
+        """Save them."""
+        values = {"variants": [each.to_dict() for each in self.variants], "left_out": list(self.left_out)}
+        write_json(folder.candidates_path, values)
+
+    @classmethod
+    def read(cls, folder: TuneFolder) -> Candidates | None:
+        """Those of a folder, if it has any."""
+        values = read_json(folder.candidates_path)
+        if values is None:
+            return None
+        return cls(tuple(Variant.from_dict(each) for each in values["variants"]), tuple(values["left_out"]))
+
+
+def texts_of(budget: str, sensitivity: SensitivityMap | None) -> list[str]:
+    """The candidates of a budget, those made from the map first: they are the likeliest."""
+    return [*from_map(sensitivity), *CANDIDATES[budget]]
+
+
+def from_map(sensitivity: SensitivityMap | None) -> list[str]:
+    """Candidates that spare the blocks and the steps in which errors grow most."""
+    if sensitivity is None:
+        return []
+    blocks = ",".join(map(str, sensitivity.most_sensitive(LEFT_WHOLE)))
+    long, short = sensitivity.calm_window(0.8), sensitivity.calm_window(0.5)
+    return [
+        f"toma-stage:skip_blocks=({blocks})@0.5",
+        f"toma-stage:skip_blocks=({blocks});window={_window(long)}@0.5",
+        f"toma-stage:skip_blocks=({blocks});window={_window(short)}@0.5",
+        f"reuse:period=2;part=deep;start={sensitivity.calm_start():g}",
+        f"reuse:period=3;part=deep;start={sensitivity.calm_start():g}",
+    ]
+
+
+def open_candidates(model: Any, texts: Iterable[str], steps: int) -> Candidates:
+    """What of these is possible on a model, with a reason for everything else."""
+    found: dict[str, Variant] = {}
+    left_out = []
+    for text in texts:
+        try:
+            for variant in _parse(model, text, steps):
+                variant.steps_of(steps)  # raises if they are not fewer
+                found.setdefault(variant.slug, variant)
+        except UsageError as error:
+            left_out.append(f"{text}: {error}")
+    if not found:
+        raise UsageError(f"no candidate is possible on this {type(model).__name__}: {left_out[0] if left_out else ''}")
+    return Candidates(tuple(found.values()), tuple(left_out))
+
+
+def _parse(model: Any, text: str, steps: int) -> Sequence[Variant]:
+    method, _, ratio = text.partition("@")
+    exact = re.sub(r"(\d+)%", lambda match: str(max(1, round(int(match[1]) * steps / 100))), method)
+    value = parse_value(ratio) if ratio else DEFAULT_RATIO
+    if not is_number(value):
+        raise UsageError(f"{text!r}: the ratio {ratio!r} is not a number between 0 and 1.")
+    return variants_of(model, [VariantSpec.parse(exact)], [value])
+
+
+def _window(window: tuple[float, float]) -> str:
+    return f"({window[0]:.3g},{window[1]:.3g})"

@@ -1,0 +1,172 @@
+"""The folder of a search.
+
+    tune.json                             the settings, the machine and the versions
+    map/<group>-<step>.json               how much an error in these blocks grows that is made in this step
+    candidates.json                       all candidates, and why others were left out
+    measured/<variant>/<item>.json        seconds, those of the original next to it, and the distances of one image
+    images/<variant>/<item>.png
+    answer.json                           the goal, the figures of every candidate, and which is chosen
+    table.csv                             the same figures, one row per candidate
+    tuned.json                            the chosen setting, for apply_toma and toma generate
+    tune.html                             all of it as a page
+
+Every file is complete or absent. What is there is not measured again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+from toma_diffusion.errors import UsageError
+from toma_diffusion.evaluation.plan import Item, Variant
+from toma_diffusion.experiments.facts import Facts
+from toma_diffusion.files import check_writable, replacing
+from toma_diffusion.tune.plan import TunePlan
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One image of one candidate."""
+
+    seconds: float
+    original_seconds: float
+    """Of the unaccelerated model, for the same image, right before or after."""
+    psnr: float
+    lpips: float | None = None
+    failure: str = ""
+    """Why there is no image, if so. The candidate is then left out."""
+
+    @classmethod
+    def failed(cls, reason: str) -> Measurement:
+        """Of a candidate that raised an error."""
+        return cls(inf, 0.0, 0.0, None, reason)
+
+
+class TuneFolder:
+    """One search on disk."""
+
+    def __init__(self, path: Path) -> None:
+        """Open an existing one."""
+        self.path = path
+        try:
+            written = json.loads((path / "tune.json").read_text(encoding="utf-8"))
+            self.plan: TunePlan = TunePlan.from_dict(written["plan"])
+            self.facts: Facts = Facts(**written["facts"])
+            self.date: str = written["date"]
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise UsageError(f"{str(path)!r} is not a search of `toma tune`: it has no tune.json.") from error
+        except (OSError, ValueError, LookupError, TypeError) as error:  # no permission; not JSON; wrong fields
+            raise UsageError(
+                f"{str(path / 'tune.json')!r} cannot be read, it may be of another version ({error!r}): "
+                "give another folder, or delete that one."
+            ) from error
+
+    @classmethod
+    def start(cls, path: Path, plan: TunePlan, facts: Facts) -> TuneFolder:
+        """Start a search, or resume it. A folder with another one is refused."""
+        check_writable(path / "tune.json")
+        if not (path / "tune.json").exists():
+            date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            write_json(path / "tune.json", {"plan": plan.to_dict(), "facts": asdict(facts), "date": date})
+        folder = cls(path)
+        held = folder.plan.to_dict() | asdict(folder.facts)
+        for name, wanted in (plan.to_dict() | asdict(facts)).items():
+            if held[name] != wanted:
+                raise UsageError(
+                    f"{str(path)!r} holds a search with other settings: its {name} is {held[name]!r}, this command has "
+                    f"{wanted!r}. Give another --output, or delete that folder."
+                )
+        return folder
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out for the duration of a `with` block. A process that is killed leaves no lock."""
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise UsageError(
+                f"another process is searching in {str(self.path)!r}: wait for it, or give another --output."
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def image_path(self, variant: Variant, item: Item) -> Path:
+        """The path of an image, whether it exists or not."""
+        return self.path / "images" / variant.slug / f"{item.name}.png"
+
+    def measurement(self, variant: Variant, item: Item) -> Measurement | None:
+        """What was measured of one image; None if nothing was yet."""
+        values = read_json(self._measured_path(variant, item))
+        return None if values is None else Measurement(**{name: _number(value) for name, value in values.items()})
+
+    def write_measurement(self, variant: Variant, item: Item, measurement: Measurement) -> None:
+        """Save it."""
+        values = {name: _plain(value) for name, value in asdict(measurement).items()}
+        write_json(self._measured_path(variant, item), values)
+
+    def growth(self, group: int, step: int) -> float | None:
+        """One cell of the map; None if it was not measured yet."""
+        values = read_json(self._map_path(group, step))
+        return None if values is None else float(values["growth"])
+
+    def write_growth(self, group: int, step: int, growth: float) -> None:
+        """Save it."""
+        write_json(self._map_path(group, step), {"growth": growth})
+
+    @property
+    def candidates_path(self) -> Path:
+        """The list of candidates."""
+        return self.path / "candidates.json"
+
+    @property
+    def answer_path(self) -> Path:
+        """The answer with all figures."""
+        return self.path / "answer.json"
+
+    @property
+    def tuned_path(self) -> Path:
+        """The setting for `apply_toma`."""
+        return self.path / "tuned.json"
+
+    def _measured_path(self, variant: Variant, item: Item) -> Path:
+        return self.path / "measured" / variant.slug / f"{item.name}.json"
+
+    def _map_path(self, group: int, step: int) -> Path:
+        return self.path / "map" / f"{group:02d}-{step:04d}.json"
+
+
+def read_json(path: Path) -> Any:
+    """What is in a file; None if there is none."""
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{str(path)!r} is not JSON ({error}): delete it, and run the same again.") from error
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Replace a file as a whole."""
+    with replacing(path) as file:
+        file.write(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity, which is the PSNR of equal images."""
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
+
+
+def _number(value: Any) -> Any:
+    return float(value) if value in ("inf", "-inf", "nan") else value

@@ -1,0 +1,68 @@
+"""The settings of a search. They are saved in its folder: a search of other settings is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from toma_diffusion.evaluation.plan import Item, Variant
+from toma_diffusion.pipelines.generation import ImageRequest
+from toma_diffusion.tune.budget import Budget, find_budget
+from toma_diffusion.tune.prompts import items_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunePlan:
+    """All settings of a search but the goal, which may change: what was measured is used again."""
+
+    model: str
+    model_class: str
+    """Of the denoiser."""
+    prompts: tuple[str, ...]
+    steps: int
+    guidance: float | None = None
+    """None, here and below: the default of the pipeline."""
+    width: int | None = None
+    height: int | None = None
+    dtype: str = ""
+    weights: str = ""
+    """Fingerprint of the model's weights."""
+    budget: str = "small"
+    compile: str = "none"
+    methods: tuple[str, ...] = ()
+    """The user's own candidates. Empty: those of the package."""
+    lpips: str = ""
+    """Name and hash of its weights. Empty: it is not measured."""
+
+    @property
+    def size(self) -> Budget:
+        """How much is measured."""
+        return find_budget(self.budget)
+
+    @property
+    def items(self) -> list[Item]:
+        """The images of the search."""
+        return items_of(self.prompts, self.size.images)[: self.size.rungs[-1]]
+
+    @property
+    def final_items(self) -> list[Item]:
+        """The images of the finalists: others than those of the search."""
+        return items_of(self.prompts, self.size.images)[self.size.rungs[-1] :]
+
+    def request(self, variant: Variant, item: Item) -> ImageRequest:
+        """One image."""
+        steps = variant.steps_of(self.steps)
+        return ImageRequest(item.prompt, item.seed, steps, self.guidance, self.width, self.height)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TunePlan:
+        """The inverse of `to_dict`."""
+        read: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return cls(**read)

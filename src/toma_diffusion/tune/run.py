@@ -1,0 +1,129 @@
+"""Carries out a search: the map of sensitivity, the rungs, the finalists, the answer. In one or several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from toma_diffusion.api import find_denoiser
+from toma_diffusion.evaluation.plan import Item, Variant
+from toma_diffusion.evaluation.run import shares
+from toma_diffusion.metrics import MetricSet
+from toma_diffusion.tune.candidates import CANDIDATES, Candidates, open_candidates, texts_of
+from toma_diffusion.tune.folder import TuneFolder
+from toma_diffusion.tune.goal import Figures, Goal
+from toma_diffusion.tune.measure import ORIGINAL, Meter, turns_of
+from toma_diffusion.tune.outcome import Outcome, Result
+from toma_diffusion.tune.progress import MAP_CELL, SearchBar, measurements_left
+from toma_diffusion.tune.search import answer, figures_in, finalists_of, substitutes, survivors
+from toma_diffusion.tune.sensitivity import Prober, SensitivityMap, groups_of, name_of, sampled_steps
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
+    from rich.progress import Progress
+
+
+def tune(
+    folder: TuneFolder,
+    pipe: Any,
+    metrics: MetricSet,
+    goal: Goal,
+    state: PartialState,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Search for the setting that reaches the goal. What the folder holds already is not measured again.
+
+    Args:
+        folder: the search.
+        pipe: the pipeline of the plan's model.
+        metrics: PSNR, and LPIPS if its weights could be loaded.
+        goal: what is wanted.
+        state: of this process, from accelerate. Each process measures its share.
+        progress: shows how far this process is, and the time left.
+    """
+    work = _Work(folder, Meter(folder, pipe, metrics), state, SearchBar(progress, state.num_processes))
+    sensitivity = work.draw_map()
+    candidates = work.candidates(sensitivity)
+    plan, size = folder.plan, folder.plan.size
+    alive, seen = list(candidates.variants), dict[Variant, Sequence[Item]]()
+    for rung, images in enumerate(size.rungs):
+        items = plan.items[:images]
+        seen |= dict.fromkeys(alive, items)
+        left = measurements_left(size, len(alive), rung)
+        figures = work.measure(alive, items, f"search, {images} of {size.rungs[-1]} images", left)
+        alive = survivors(figures, goal, size.finalists)
+    last = {variant: each for variant, each in figures.items() if variant in alive}
+    alive = finalists_of(last, goal, size.finalists)
+    finals = work.measure(alive, plan.final_items, "finalists", len(alive) * size.final_images)
+    for variant in substitutes(last, goal, alive)[: size.finalists]:
+        if not answer(finals, goal).is_reached:
+            finals |= work.measure([variant], plan.final_items, "more finalists", size.final_images)
+    results = [_result(folder, variant, seen[variant], finals) for variant in candidates.variants]
+    found = answer(finals, goal)
+    chosen = next((each for each in results if each.variant == found.chosen), None)
+    return Outcome(goal, chosen, found.is_reached, tuple(results), candidates.left_out, sensitivity)
+
+
+def _result(folder: TuneFolder, variant: Variant, items: Sequence[Item], finals: Mapping[Variant, Figures]) -> Result:
+    if variant in finals:
+        return Result(variant, finals[variant], is_finalist=True)
+    measured = [folder.measurement(variant, item) for item in (*items, *folder.plan.final_items)]
+    failure = next((each.failure for each in measured if each is not None and each.failure), "")
+    return Result(variant, None if failure else figures_in(folder, variant, items), failure=failure)
+
+
+@dataclass(eq=False)
+class _Work:
+    """The stages of a search, each shared out over the processes."""
+
+    folder: TuneFolder
+    meter: Meter
+    state: PartialState
+    bar: SearchBar
+
+    def draw_map(self) -> SensitivityMap | None:
+        """The growth of errors by blocks and steps; None for a model without blocks that we know of."""
+        plan, size = self.folder.plan, self.folder.plan.size
+        prober = Prober(self.meter.pipe, plan.request(ORIGINAL, plan.items[0]))
+        if not prober.blocks:
+            return None
+        groups = groups_of(len(prober.blocks), size.map_groups)
+        steps = sampled_steps(plan.steps, size.map_steps)
+        cells = [(index, step) for step in steps for index in range(len(groups))]
+        (share,) = shares(self.state, [[cell for cell in cells if self.folder.growth(*cell) is None]])
+        later = measurements_left(size, len(plan.methods or CANDIDATES[plan.budget]), 0)
+        with self.bar.stage("map of sensitivity", MAP_CELL * len(share), later) as advance:
+            for index, step in share:
+                self.folder.write_growth(index, step, prober.growth(groups[index], step))
+                advance(MAP_CELL)
+        self.state.wait_for_everyone()
+        found = {cell: self.folder.growth(*cell) or 0.0 for cell in cells}
+        growth = tuple(tuple(found[index, step] for step in steps) for index in range(len(groups)))
+        names = tuple(name_of(prober.blocks, group) for group in groups)
+        return SensitivityMap(tuple(groups), names, steps, plan.steps, growth)
+
+    def candidates(self, sensitivity: SensitivityMap | None) -> Candidates:
+        """Those of the folder. If there are none, the first process makes them."""
+        plan = self.folder.plan
+        if self.state.is_main_process and Candidates.read(self.folder) is None:
+            texts = plan.methods or texts_of(plan.budget, sensitivity)
+            open_candidates(find_denoiser(self.meter.pipe), texts, plan.steps).write(self.folder)
+        self.state.wait_for_everyone()
+        found = Candidates.read(self.folder)
+        assert found is not None
+        return found
+
+    def measure(
+        self, variants: Sequence[Variant], items: Sequence[Item], what: str, left: float
+    ) -> dict[Variant, Figures]:
+        """Measure what is missing; `left` is this and all that follows, about. Returns what did not fail."""
+        (share,) = shares(self.state, [turns_of(self.folder, variants, items)])
+        work = sum(len(candidates) for _, candidates in share)
+        with self.bar.stage(what, work, max(0.0, left - work * self.state.num_processes)) as advance:
+            for turn in share:
+                self.meter.measure(turn)
+                advance(len(turn[1]))
+        self.state.wait_for_everyone()
+        found = {variant: figures_in(self.folder, variant, items) for variant in variants}
+        return {variant: each for variant, each in found.items() if each is not None}

@@ -1,0 +1,98 @@
+"""Between a chosen candidate and the file `tuned.json`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+
+from toma_diffusion.config import Config
+from toma_diffusion.evaluation.plan import BASELINE, Variant
+from toma_diffusion.experiments.shortcuts import FewerSteps, shortcut_from_dict
+from toma_diffusion.methods import method_of
+from toma_diffusion.methods.reuse import describe_reuse
+from toma_diffusion.tune.folder import TuneFolder
+from toma_diffusion.tune.outcome import Outcome
+from toma_diffusion.tuned import Tuned
+
+NOTHING = "none"
+"""The method of the model as it is."""
+
+
+def to_file(folder: TuneFolder, outcome: Outcome) -> Tuned:
+    """The file of what was chosen."""
+    plan, facts = folder.plan, folder.facts
+    variant = outcome.chosen.variant if outcome.chosen else None
+    measured: dict[str, Any] = {"goal": str(outcome.goal), "is_reached": outcome.is_reached}
+    if outcome.chosen is not None and outcome.chosen.figures is not None:
+        figures = outcome.chosen.figures
+        measured |= {
+            "speed_up": round(figures.speed_up, 4),
+            "lpips": None if figures.lpips is None else round(figures.lpips, 5),
+            "psnr": round(figures.psnr, 3) if isfinite(figures.psnr) else str(figures.psnr),
+            "prompts": figures.images,
+        }
+    versions = {name: value for name, value in asdict(facts).items() if name != "gpu"}
+    measured |= {"model": plan.model, "device": facts.gpu, "dtype": plan.dtype, "compile": plan.compile}
+    measured |= {"versions": versions, "date": folder.date}
+    return Tuned(
+        plan.model_class,
+        plan.steps,
+        NOTHING if variant is None else variant.name,
+        None if variant is None else variant.config,
+        () if variant is None else tuple(each.to_dict() for each in variant.shortcuts),
+        measured,
+    )
+
+
+def from_file(tuned: Tuned) -> Variant:
+    """What `toma generate` applies."""
+    shortcuts = tuple(shortcut_from_dict(each) for each in tuned.shortcuts)
+    return Variant(BASELINE if tuned.method == NOTHING else tuned.method, tuned.config, shortcuts=shortcuts)
+
+
+def merges(variant: Variant, steps: int) -> bool:
+    """Whether tokens are merged in generations of so many steps."""
+    config = variant.config
+    return config is not None and config.ratio > 0 and (config.max_steps is None or steps <= config.max_steps)
+
+
+def reuses(variant: Variant, steps: int) -> bool:
+    """Whether parts are reused over time in generations of so many steps."""
+    reuse = None if variant.config is None else variant.config.reuse
+    return reuse is not None and steps >= reuse.min_steps
+
+
+def in_sentences(variant: Variant, steps: int) -> list[str]:
+    """A setting in words."""
+    config, sentences = variant.config, list[str]()
+    left = variant.steps_of(steps)
+    if config is not None and merges(variant, left):
+        sentences += [_sentence(line) for line in _merging(config)]
+    if config is not None and reuses(variant, left):
+        is_deep = config.reuse is not None and config.reuse.part == "deep"
+        what = "everything below the first level is" if is_deep else "the transformer blocks are"
+        sentences.append(f"In some steps {what} not computed: what that part changed in earlier steps is used again.")
+        sentences += [_sentence(line) for line in describe_reuse(config.reuse, [])[:1]]
+    for shortcut in variant.shortcuts:
+        if isinstance(shortcut, FewerSteps):
+            sentences.append(f"{shortcut.steps} steps are taken in place of {steps}.")
+        else:
+            settings = ", ".join(f"{name}={value}" for name, value in shortcut.settings.items())
+            sentences.append(f"The cache {shortcut.name} is on ({settings}): it skips what changes little.")
+    return sentences or ["Nothing is changed: the model as it is."]
+
+
+def _merging(config: Config) -> list[str]:
+    where = {"module": "around every layer", "block": "around every block", "stage": "around every run of blocks"}
+    lines = [f"{config.ratio:.0%} of the tokens are removed by merging ({config.label}), {where[config.scope]}"]
+    start, end = config.window
+    if (start, end) != (0.0, 1.0):
+        lines.append(f"they are merged from {start:.0%} to {end:.0%} of the steps, and in no others")
+    if config.skip_blocks:
+        lines.append(f"these blocks are left whole: {', '.join(map(str, config.skip_blocks))}")
+    return lines + method_of(config).describe(config)
+
+
+def _sentence(line: str) -> str:
+    return f"{line[:1].upper()}{line[1:].rstrip('.')}."

@@ -1,0 +1,126 @@
+"""The file `tuned.json`: a setting that `toma tune` found for one class of model and one number of steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from toma_diffusion.config import Config
+from toma_diffusion.errors import UsageError
+from toma_diffusion.files import replacing
+from toma_diffusion.methods import config_class
+
+FORMAT = 1
+SUFFIX = ".json"
+FEWER_STEPS = "steps"
+"""The shortcut that takes fewer steps. The others are caches."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A setting, what it is for, and what was measured of it."""
+
+    model_class: str
+    """Of the denoiser."""
+    num_steps: int
+    """Of the generations for which it was found, with nothing saved."""
+    method: str
+    """Name of the preset or method, or of the first shortcut; `none` for the model as it is."""
+    config: Config | None = None
+    """What `apply_toma` applies."""
+    shortcuts: tuple[Mapping[str, Any], ...] = ()
+    """Fewer steps and caches, by name and settings."""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def steps_left(self) -> int:
+        """The steps that are computed: `num_steps`, or fewer if that is part of the setting."""
+        return next(
+            (each["settings"]["steps"] for each in self.shortcuts if each["name"] == FEWER_STEPS), self.num_steps
+        )
+
+    @classmethod
+    def read(cls, path: str | Path) -> Tuned:
+        """From a file. Raises `UsageError` if it is none of ours."""
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(
+                f"{str(path)!r} cannot be read ({error.strerror}): give a file that `toma tune` wrote."
+            ) from error
+        except ValueError as error:
+            raise UsageError(f"{str(path)!r} is not JSON ({error}): give a file that `toma tune` wrote.") from error
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            held = values.get("format") if isinstance(values, dict) else None
+            raise UsageError(
+                f"{str(path)!r} has format {held!r}, this version reads format {FORMAT}: run `toma tune` again, or "
+                "install the version that wrote it."
+            )
+        try:
+            config, method = values["config"], values["method"]
+            return cls(
+                values["model_class"],
+                values["num_steps"],
+                method,
+                None if config is None else config_class(method).from_dict(config),
+                tuple(values["shortcuts"]),
+                values["measured"],
+            )
+        except (LookupError, TypeError) as error:
+            raise UsageError(f"{str(path)!r} is not complete ({error!r}): run `toma tune` again.") from error
+
+    def write(self, path: Path) -> None:
+        """Replace the file."""
+        values = {
+            "format": FORMAT,
+            "model_class": self.model_class,
+            "num_steps": self.num_steps,
+            "method": self.method,
+            "config": None if self.config is None else self.config.to_dict(),
+            "shortcuts": [dict(each) for each in self.shortcuts],
+            "measured": dict(self.measured),
+        }
+        with replacing(path) as file:
+            file.write(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raise if it was found for another class of model."""
+        if type(model).__name__ != self.model_class:
+            raise UsageError(
+                f"the setting was found for a {self.model_class}, this model is a {type(model).__name__}: run "
+                "`toma tune` on this one."
+            )
+
+    def check_steps(self, steps: int) -> None:
+        """Raise if a generation has another number of steps."""
+        if steps != self.num_steps:
+            raise UsageError(
+                f"the setting was found for {self.num_steps} steps, not for {steps}: generate with {self.num_steps}, "
+                f"or run `toma tune --steps {steps}`."
+            )
+
+    def applicable(self) -> Config:
+        """What `apply_toma` can apply. Raises `UsageError`, which says what to do instead, if that is not all of it."""
+        caches = [each for each in self.shortcuts if each["name"] != FEWER_STEPS]
+        if caches:
+            settings = ", ".join(f"{name}={value!r}" for name, value in caches[0]["settings"].items())
+            raise UsageError(
+                f"the setting is a cache, {caches[0]['name']} ({settings}), which apply_toma cannot switch on: use "
+                "`toma generate --config`, or the cache's own call (docs/tune.md)."
+            )
+        if self.config is None and self.shortcuts:
+            raise UsageError(
+                f"the setting is fewer steps, which apply_toma cannot set: call the pipeline with "
+                f"num_inference_steps={self.steps_left}, or use `toma generate --config`."
+            )
+        if self.config is None:
+            raise UsageError(
+                "the file says that nothing was found within the limit: use the pipeline as it is, or run `toma tune` "
+                "with a larger limit."
+            )
+        return self.config

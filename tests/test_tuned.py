@@ -1,0 +1,124 @@
+"""The file `tuned.json`: what `apply_toma` takes from it, and what it refuses."""
+
+import json
+
+import pytest
+import torch
+from tiny import flux_transformer
+from tiny_text import text_pipeline
+
+from toma_diffusion import ToMAConfig, ToMeSDConfig, UsageError, apply_toma
+from toma_diffusion.pipelines.generation import ImageRequest, generate_latents
+from toma_diffusion.tuned import Tuned
+
+CONFIG = ToMAConfig(ratio=0.5, num_regions=4)
+FEWER = {"name": "steps", "settings": {"steps": 3}}
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return text_pipeline()
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(config=CONFIG, shortcuts=(), method="toma", num_steps=4, model_class="UNet2DConditionModel"):
+        path = tmp_path / "tuned.json"
+        Tuned(model_class, num_steps, method, config, tuple(shortcuts)).write(path)
+        return path
+
+    return write
+
+
+def latents(pipe, steps=4):
+    return generate_latents(pipe, ImageRequest("a red apple", steps=steps))
+
+
+def test_it_is_read_as_it_was_written(written):
+    path = written(ToMeSDConfig(ratio=0.25), [FEWER], "tomesd")
+    assert Tuned.read(path) == Tuned("UNet2DConditionModel", 4, "tomesd", ToMeSDConfig(ratio=0.25), (FEWER,), {})
+    assert json.loads(path.read_text())["format"] == 1
+
+
+def test_it_does_what_its_configuration_does(pipe, written):
+    with apply_toma(pipe, CONFIG):
+        expected = latents(pipe)
+    for given in (written(), str(written())):
+        with apply_toma(pipe, given) as handle:
+            assert handle.summary().config == CONFIG
+            assert torch.equal(latents(pipe), expected)
+
+
+def test_another_class_is_refused(written):
+    with pytest.raises(UsageError, match="found for a UNet2DConditionModel, this model is a FluxTransformer2DModel"):
+        apply_toma(flux_transformer(), written())
+
+
+class TestSteps:
+    def test_another_number_is_refused_at_the_first_step(self, pipe, written):
+        with (
+            apply_toma(pipe, written()),
+            pytest.raises(UsageError, match=r"found for 4 steps, and this generation has 5.*toma tune --steps 5"),
+        ):
+            latents(pipe, steps=5)
+
+    def test_switched_off_nothing_is_refused(self, pipe, written):
+        with apply_toma(pipe, written()) as handle:
+            handle.enabled = False
+            latents(pipe, steps=5)
+
+    def test_merging_with_fewer_steps_wants_the_fewer(self, pipe, written):
+        with apply_toma(pipe, written(shortcuts=[FEWER])):
+            latents(pipe, steps=3)
+            with pytest.raises(UsageError, match="found for 3 steps, and this generation has 4"):
+                latents(pipe, steps=4)
+
+    def test_in_a_loop_of_ones_own_the_number_must_be_said(self, pipe, written):
+        unet = pipe.unet
+        text = torch.randn(1, 7, unet.config.cross_attention_dim)
+        sample = torch.randn(1, unet.config.in_channels, unet.config.sample_size, unet.config.sample_size)
+        with apply_toma(unet, written()) as handle, torch.no_grad():
+            with pytest.raises(UsageError, match=r"the number of steps is not known here: call handle\.begin"):
+                unet(sample, 10, text)
+            handle.begin(4)
+            handle.step(0)
+            unet(sample, 10, text)
+
+
+class TestNotForApplyToma:
+    def test_fewer_steps(self, pipe, written):
+        with pytest.raises(UsageError, match="call the pipeline with num_inference_steps=3"):
+            apply_toma(pipe, written(None, [FEWER], "steps"))
+
+    def test_a_cache(self, pipe, written):
+        cache = {"name": "deepcache", "settings": {"interval": 3}}
+        with pytest.raises(UsageError, match=r"a cache, deepcache \(interval=3\).*toma generate --config"):
+            apply_toma(pipe, written(None, [cache], "deepcache"))
+
+    def test_nothing(self, pipe, written):
+        with pytest.raises(UsageError, match="nothing was found within the limit"):
+            apply_toma(pipe, written(None, method="none"))
+
+
+class TestMistakes:
+    def test_it_cannot_be_changed(self, pipe, written):
+        with pytest.raises(UsageError, match="cannot be changed by ratio"):
+            apply_toma(pipe, written(), ratio=0.25)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("{", "is not JSON"),
+            ('{"format": 2}', "has format 2, this version reads format 1"),
+            ("[]", "has format None"),
+            ('{"format": 1, "method": "toma"}', "is not complete"),
+        ],
+    )
+    def test_other_files(self, pipe, tmp_path, text, message):
+        (tmp_path / "other.json").write_text(text)
+        with pytest.raises(UsageError, match=message):
+            apply_toma(pipe, tmp_path / "other.json")
+
+    def test_no_file(self, pipe):
+        with pytest.raises(UsageError, match=r"'gone.json' cannot be read \(No such file"):
+            apply_toma(pipe, "gone.json")
