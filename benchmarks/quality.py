@@ -401,7 +401,8 @@ def gain_of(row: Row, costs: StepCosts) -> Row:
     )
     if gain is None or variant.name == NOISE_FLOOR:
         return {"gain": "", "gain_source": ""}
-    return {"gain": f"{gain:.4f}", "gain_source": costs.model}
+    counted = costs.is_counted(variant.config) and row["skipped"]
+    return {"gain": f"{gain:.4f}", "gain_source": f"{costs.model}, multiplications" if counted else costs.model}
 
 
 def note_of(row: Row, costs: StepCosts) -> str:

@@ -21,6 +21,7 @@ from toma_diffusion.experiments.costs import (
     BLOCKS,
     FILE,
     MERGED,
+    MULTIPLICATIONS,
     REUSED,
     SKIPPED,
     SMALLEST_GRID,
@@ -93,6 +94,15 @@ def reused_cost(model: str, row: Row) -> StepCost:
     return StepCost(model=model, kind=REUSED, method=reuse.part, share=round(share, 4), source=row["commit"])
 
 
+def counted_costs(model: str) -> Iterator[StepCost]:
+    """What a step costs that reuses, by its multiplications, where none has been timed."""
+    with (RESULTS / "reuse_multiplications.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["model"] == model:
+                share = float(row["share"])
+                yield StepCost(model=model, kind=REUSED, method=row["part"], share=share, source=MULTIPLICATIONS)
+
+
 def reuses_only(row: Row) -> bool:
     """Whether a row reuses over time, and merges nothing."""
     settings = json.loads(row["settings"])
@@ -136,7 +146,7 @@ def costs() -> list[StepCost]:
         merged = [row for row in ours if json.loads(row["settings"]).get("reuse") is None]
         found += sorted((merged_cost(model, row) for row in merged), key=lambda cost: (cost.preset, cost.ratio))
         found += [*skipped_costs(model, rows), *deepcache_costs(model)]
-        found += [reused_cost(model, row) for row in ours if reuses_only(row)]
+        found += [reused_cost(model, row) for row in ours if reuses_only(row)] or counted_costs(model)
     return found
 
 

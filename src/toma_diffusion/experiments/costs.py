@@ -24,6 +24,8 @@ FILE = Path(__file__).with_name("step_costs.csv")
 """Written by benchmarks/step_costs.py from the rows in benchmarks/results."""
 MERGED, SKIPPED, REUSED = "merged", "skipped", "reused"
 """Kinds of steps."""
+MULTIPLICATIONS = "multiplications"
+"""The source of a cost that was counted, not timed."""
 TIME_SETTINGS = ("unmerge", "sites", "share", "size_aware_attention", "norm_preserving")
 """Settings that change the time of a step. The regions, how destinations are chosen and how often cost far less."""
 MODELS_OF_LIKE_BLOCKS = ("flux",)
@@ -148,6 +150,7 @@ class StepCosts:
             reused = 0  # these steps are merged ones
         reusing = self._reused(config) if config is not None and reused else 1.0
         caches = [shortcut for shortcut in shortcuts if not isinstance(shortcut, FewerSteps)]
+        skipped = skipped if caches else 0.0  # what reuses skips blocks too, and is counted above
         if caches and skipped and (0 < inside < left or reused):
             return None  # nobody knows whether the skipped steps are merged or reused ones
         skipping = self._skipped(caches[0]) if caches and skipped else 1.0
@@ -204,6 +207,11 @@ class StepCosts:
         """Those of these settings; if there are any of the preset, those alone."""
         found = [cost for cost in self.costs if cost.kind == MERGED and _matches(cost, wanted)]
         return [cost for cost in found if cost.preset == preset] or found
+
+    def is_counted(self, config: Config | None) -> bool:
+        """Whether steps of this configuration that reuse were not timed: their multiplications were counted."""
+        part = config.reuse.part if config is not None and config.reuse is not None else ""
+        return any(cost.source == MULTIPLICATIONS for cost in self.costs if cost.kind == REUSED and cost.method == part)
 
     def _skipped(self, cache: Shortcut) -> float | None:
         """The share of a whole step that a skipped one takes, or a little more."""
