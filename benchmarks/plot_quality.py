@@ -21,14 +21,16 @@ from toma_diffusion.report.front import Curves, Point, draw
 ROOT = Path(__file__).parents[1]
 MODELS = ("bundled", "4step", "flux")
 """What the files of rows and of plots are named after."""
-RUNS = ("steps", "presets", "combined")
-"""The parts of quality.py that are shown: what a user would choose between. Caches have not been timed."""
+RUNS = ("steps", "reuse", "presets", "caches")
+"""The parts of quality.py that are shown: what a user would choose between."""
+PRESETS_OF_REUSE = ("balanced", "fast", "faster")
+LINE_OF_PRESETS = ", ".join(PRESETS_OF_REUSE)
 SHOWN = (
-    *("fewer steps", "toma-late", "toma-stage", "toma-late + fewer steps", "toma-stage + fewer steps"),
-    *("toma-stage as it was", "toma-tile", "tofu"),
+    *(LINE_OF_PRESETS, "fewer steps", "toma-late", "toma-stage", "deepcache", "first-block-cache"),
+    *("taylorseer, use_lite_mode=True", "tofu"),
 )
 """Lines, as many as can be told apart. The other presets are slower or farther than these."""
-PANELS = (20, 4)
+PANELS = (20, 8, 4)
 """Numbers of steps that are shown, unless a file has neither."""
 INK, LIGHT, DARK = "#010203", "#1f2328", "#e6edf3"
 """A placeholder for the colour of text, and that colour on light and on dark pages."""
@@ -42,16 +44,15 @@ def curves_of(rows: list[Row]) -> Curves:
     for row in rows:
         variant = Variant.from_dict(json.loads(row["variant"]))
         if row["run"] in RUNS and row["gain"] and row["lpips"] and float(row["lpips"]):
-            curves.setdefault(_title(row, variant), []).append(
-                Point(float(row["gain"]), float(row["lpips"]), variant.point)
-            )
+            label = variant.name if variant.name in PRESETS_OF_REUSE else variant.point
+            curves.setdefault(_title(row, variant), []).append(Point(float(row["gain"]), float(row["lpips"]), label))
     return curves
 
 
 def _title(row: Row, variant: Variant) -> str:
-    """Of a line: the method, `toma-stage` as it was without its settings, and whether there are fewer steps."""
-    if row["run"] == "combined":
-        return f"{variant.name} + fewer steps"
+    """Of a line: the method, with its settings; our presets that reuse are one line."""
+    if variant.name in PRESETS_OF_REUSE and row["run"] == "reuse":
+        return LINE_OF_PRESETS
     if row["changed"].startswith(AS_IT_WAS):
         return f"{variant.name} as it was"
     return ", ".join(filter(None, variant.family))

@@ -41,22 +41,43 @@ HEADLINE_MODELS = {
     "Flux.1-dev": {"model": "flux", "resolution": "1024x1024", "mode": "compiled", "compile": "block", "steps": "4"},
 }
 """Models in the README's table. One group of rows each, so that all speed-ups of a column have the same baseline."""
-HEADLINE_SETTINGS = {
-    "`toma-late`": ("0.5",),
-    "`toma-stage`": ("0.5",),
-    "`toma-once`": ("0.5",),
-    "`toma-tile`": ("0.5",),
-    "`toma`": ("0.5",),
-    "`toma`, `scale=1000`": ("0.5",),
-    "`tomesd`": ("0.5",),
-    "`tofu`": ("0.5",),
-    "`todo`": ("0.75",),
+HEADLINE_OTHERS = {
+    "`balanced` (default)": "balanced",
+    "`fast`": "fast",
+    "`faster`": "faster",
+    "14 of 20 steps": "14 steps",
+    "10 of 20 steps": "10 steps",
+    "8 of 20 steps": "8 steps",
+    "DeepCache, every second step": "deepcache, interval=2",
+    "DeepCache, two of three steps": "deepcache, interval=3",
+    "FirstBlockCache, 0.1": "first-block-cache, threshold=0.1",
+    "FirstBlockCache, 0.2": "first-block-cache, threshold=0.2",
+    "TaylorSeer, every second step": "taylorseer, cache_interval=2, use_lite_mode=True",
 }
-"""Its rows: the default first, then from fast to slow, then other methods."""
+"""Rows of the README's table that merge no tokens, by the titles of their quality rows: the default first."""
+HEADLINE_SETTINGS = {
+    "`toma-late`": "0.5",
+    "`toma-stage`": "0.5",
+    "`toma-once`": "0.5",
+    "`toma-tile`": "0.5",
+    "`toma`": "0.5",
+    "`toma`, `scale=1000`": "0.5",
+    "`tomesd`": "0.5",
+    "`tofu`": "0.5",
+    "`todo`": "0.75",
+}
+"""Those that merge, with the fraction that is removed."""
 HEADLINE_STEPS = "20"
-HEADLINE_FEWER = ("16", "14")
-HEADLINE_CHANGES = ("", "scale=1000.0")
-"""Of the demo model's images, and what fewer steps are compared."""
+HEADLINE_CHANGES = ("", "scale=1000.0", "skip_blocks=[]")
+JUDGES = ("bundled", "flux")
+"""The demo models whose images are compared."""
+COUNTED = "†"
+"""Marks a gain that was counted in multiplications, not timed."""
+REUSE_SHOWN = (
+    *("balanced", "fast", "faster"),
+    *("reuse, period=2, part=deep, start=0.4", "reuse, period=3, part=deep, order=0", "reuse, period=2, order=1"),
+)
+"""What is reused in the table of equal time."""
 AS_IT_WAS = "num_regions=64; distance_weight=0.0; guidance_parts=1; share=plan; skip_blocks=[]"
 """How the changes of `toma-stage` as it was begin: `BEFORE` in quality.py."""
 NOMINAL_GAINS = (1.15, 1.25, 1.33, 1.43, 1.67, 2.0, 2.5)
@@ -82,7 +103,13 @@ COMPARED_BY = {
 """The setting whose values are the columns; a part that is not named has the conditions as columns."""
 LEFT_OUT = ("scope=block", "method=toma-once")
 """Rows of a comparison that say the same once more."""
-NOTES = {"`toma-late`": "default", "`toma`, `scale=1000`": "the paper's softmax"}
+NOTES = {"`toma`, `scale=1000`": "the paper's softmax"}
+CACHES = {
+    "deepcache": "DeepCache",
+    "first-block-cache": "FirstBlockCache",
+    "taylorseer": "TaylorSeer",
+    "magcache": "MagCache",
+}
 MISSING = "—"
 """Where there is no row for a cell."""
 Row = dict[str, str]
@@ -94,45 +121,56 @@ def read(name: str) -> list[Row]:
 
 
 def headline_table() -> str:
-    """A few settings: the speed-up of a denoiser step, and how near the demo model's images stay."""
+    """A few settings: the speed-up of a denoiser, and how near the demo models' images stay."""
     lines = _head(
         " | ".join(
-            ["preset", "tokens removed", *(f"{name}, speed-up" for name in HEADLINE_MODELS), "LPIPS", "PSNR, dB"]
+            ["", *(f"{name}, speed-up" for name in HEADLINE_MODELS), "LPIPS", "PSNR, dB", "LPIPS, Flux-class model"]
         )
     )
-    quality = {
-        (_label_of_quality(row), row["ratio"]): row
-        for row in read("quality_bundled.csv")
-        if (row["run"], row["steps"]) == ("presets", HEADLINE_STEPS) and row["changed"] in HEADLINE_CHANGES
-    }
+    unet, flux = ([row for row in read(f"quality_{name}.csv") if row["steps"] == HEADLINE_STEPS] for name in JUDGES)
+    for label, title in HEADLINE_OTHERS.items():
+        near, of_flux = ({row["title"]: row for row in rows}.get(title) for rows in (unet, flux))
+        cells = [label, *(_gain(row) for row in (near, of_flux)), *_nearness(near, of_flux)]
+        lines.append("| " + " | ".join(cells) + " |")
     speed = {name: _newest(group) for name, group in HEADLINE_MODELS.items()}
-    for label, ratios in HEADLINE_SETTINGS.items():
-        for ratio in ratios:
-            speeds = [speed[name].get((label, ratio)) for name in HEADLINE_MODELS]
-            near = quality.get((label, ratio))
-            cells = [
-                label + (f" ({NOTES[label]})" if label in NOTES else ""),
-                f"{float(ratio):.0%}",
-                *(MISSING if row is None else f"**{float(row['speedup']):.2f}×**" for row in speeds),
-                *(
-                    MISSING if near is None else _figure(near[name], digits)
-                    for name, digits in (("lpips", 3), ("psnr", 1))
-                ),
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
-    for row in sorted(read("quality_bundled.csv"), key=lambda row: row["gain"]):
-        if (row["run"], row["steps"]) == ("steps", HEADLINE_STEPS) and _point(row) in HEADLINE_FEWER:
-            gain = f"**{float(row['gain']):.2f}×**"
-            cells = [f"no merging, {_point(row)} of {row['steps']} steps", "0%", *[gain] * len(HEADLINE_MODELS)]
-            cells += [_figure(row["lpips"], 3), _figure(row["psnr"], 1)]
-            lines.append("| " + " | ".join(cells) + " |")
+    for label, ratio in HEADLINE_SETTINGS.items():
+        speeds = [speed[name].get((label, ratio)) for name in HEADLINE_MODELS]
+        near, of_flux = (
+            {
+                (_label_of_quality(row), row["ratio"]): row
+                for row in rows
+                if row["run"] == "presets" and row["changed"] in HEADLINE_CHANGES
+            }.get((label, ratio))
+            for rows in (unet, flux)
+        )
+        note = f" ({NOTES[label]})" if label in NOTES else ""
+        cells = [
+            f"{label}{note}, {float(ratio):.0%} of the tokens removed",
+            *(MISSING if row is None else f"**{float(row['speedup']):.2f}×**" for row in speeds),
+            *_nearness(near, of_flux),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _gain(row: Row | None) -> str:
+    """The gain in time; with a mark where it was counted, not timed."""
+    if row is None or not row["gain"]:
+        return MISSING
+    gain = f"{float(row['gain']):.2f}×"
+    return f"{gain} {COUNTED}" if "multiplications" in row["gain_source"] else f"**{gain}**"
+
+
+def _nearness(unet: Row | None, flux: Row | None) -> list[str]:
+    """LPIPS and PSNR on the demo model, LPIPS on the Flux-class one."""
+    found = [MISSING if unet is None else _figure(unet[name], digits) for name, digits in (("lpips", 3), ("psnr", 1))]
+    return [*found, MISSING if flux is None else _figure(flux["lpips"], 3)]
 
 
 def headline_facts() -> str:
     """What the speed-ups of the README's table were measured on, and against what."""
     used = {
-        name: [row for key, row in _newest(group).items() if key[1] in HEADLINE_SETTINGS.get(key[0], ())]
+        name: [row for key, row in _newest(group).items() if key[1] == HEADLINE_SETTINGS.get(key[0])]
         for name, group in HEADLINE_MODELS.items()
     }
     rows = [row for found in used.values() for row in found]
@@ -299,13 +337,31 @@ def front_table(model: str) -> str:
         if found_by_steps:
             cells = [found_by_steps.get(each, "") for each in steps]
             lines.append("| " + " | ".join(["fewer steps", f"about {gain:.2f}×", *cells]) + " |")
-    shown = [row for row in rows if row["run"] == "caches" or _is_compared(row)]
-    order = {_named(row): (["presets", "combined", "caches"].index(row["run"]), _place(row)) for row in shown}
+    reused = [row for row in rows if row["run"] == "reuse" and row["title"] in REUSE_SHOWN]
+    shown = [*reused, *(row for row in rows if row["run"] == "caches" or _is_compared(row))]
+    order = {_named(row): (["reuse", "presets", "combined", "caches"].index(row["run"]), _place(row)) for row in shown}
     for title in sorted(order, key=lambda each: (order[each], each)):
         found = {row["steps"]: row for row in shown if _named(row) == title}
         gains = sorted({f"{float(row['gain']):.2f}×" for row in found.values() if row["gain"]})
+        gains = [gains[0], gains[-1]] if len(gains) > 2 else gains
+        mark = f" {COUNTED}" if any("multiplications" in row["gain_source"] for row in found.values()) else ""
         cells = [_figure(found[each]["lpips"], 3) + _left_over(found[each]) if each in found else "" for each in steps]
-        lines.append("| " + " | ".join([title, " to ".join(gains) or MISSING, *cells]) + " |")
+        lines.append("| " + " | ".join([title, (" to ".join(gains) or MISSING) + mark, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def reuse_table(model: str) -> str:
+    """All that reuses over time: the share of the steps, the gain in time, and LPIPS."""
+    rows = [row for row in read(f"quality_{model}.csv") if row["run"] == "reuse"]
+    steps = [each for each in ("20", "8", "4") if any(row["steps"] == each for row in rows)]
+    lines = _head(" | ".join(["LPIPS", *(f"{each} steps: reused, gain, LPIPS" for each in steps)]))
+    for title in dict.fromkeys(row["title"] for row in rows):
+        found = {row["steps"]: row for row in rows if row["title"] == title}
+        cells = [
+            f"{float(row['skipped'] or 0):.0%}, {_gain(row)}, {_figure(row['lpips'], 4)}" if row else ""
+            for row in (found.get(each) for each in steps)
+        ]
+        lines.append("| " + " | ".join([f"`{title}`", *cells]) + " |")
     return "\n".join(lines)
 
 
@@ -363,7 +419,7 @@ def quality_facts(model: str) -> str:
     return (
         f"{of('images')} prompts, guidance {of('guidance') or 'of the pipeline'}, {of('dtype')}, {of('gpu')}, "
         f"torch {of('torch')}, diffusers {of('diffusers')}, commits {of('commit')}. "
-        f"Gains are those of {of('gain_source')}."
+        f"Gains are those of {' or of '.join(sorted({row['gain_source'] for row in rows if row['gain_source']}))}."
     )
 
 
@@ -388,7 +444,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "facts": facts,
 }
 """What a page may name, besides those of a file of quality rows, such as quality_bundled.csv: `equal time on bundled`,
-`presets on bundled`, `quality facts of bundled`, and `settings: sharing`, which is a part of quality.py."""
+`presets on bundled`, `reuse on bundled`, `quality facts of bundled`, and `settings: sharing`, a part of quality.py."""
 
 
 def rewritten(page: str) -> str:
@@ -404,6 +460,8 @@ def _filled_in(marked: re.Match[str]) -> str:
         text = quality_facts(name.removeprefix("quality facts of "))
     elif name.startswith("equal time on "):
         text = front_table(name.removeprefix("equal time on "))
+    elif name.startswith("reuse on "):
+        text = reuse_table(name.removeprefix("reuse on "))
     elif name.startswith("presets on "):
         text = presets_quality_table(name.removeprefix("presets on "))
     elif name.startswith("settings: "):
@@ -454,7 +512,20 @@ def _newest(group: dict[str, str]) -> dict[tuple[str, str], Row]:
 
 def _place(row: Row) -> int:
     """Of a method in a table: ours first, then those of the paper, then others."""
-    order = ("toma-late", "toma-stage", "toma-once", "toma-tile", "toma-stripe", "toma", "tomesd", "tofu", "todo")
+    order = (
+        "balanced",
+        "fast",
+        "faster",
+        "toma-late",
+        "toma-stage",
+        "toma-once",
+        "toma-tile",
+        "toma-stripe",
+        "toma",
+        "tomesd",
+        "tofu",
+        "todo",
+    )
     method = row["method"].partition("+")[0]
     return order.index(method) if method in order else len(order)
 
@@ -478,10 +549,15 @@ def _point(row: Row) -> str:
 
 def _named(row: Row) -> str:
     """A row of the table of equal time."""
+    if row["run"] == "reuse":
+        return f"`{row['title']}`"
+    if row["run"] == "caches":
+        name, *settings = row["title"].split(", ")
+        return ", ".join([CACHES.get(name, name), *(f"`{part}`" for part in settings)])
     if row["ratio"]:
         method, plus, _ = row["method"].partition("+")
         return f"`{method}`, {float(row['ratio']):.0%} removed" + (", and fewer steps" if plus else "")
-    return "DeepCache, " + ", ".join(f"`{part}`" for part in row["title"].split(", ")[1:])
+    return row["title"]
 
 
 def _in_order(text: str) -> list[tuple[float, str]]:
