@@ -68,6 +68,8 @@ def _point(result: Result) -> Point:
 
 
 def _draw(axis: Any, outcome: Outcome, shown: list[Result], steps: int) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     by_lpips = all(each.figures and each.figures.lpips is not None for each in shown)
     sign = 1 if by_lpips else -1  # PSNR is drawn upside down: down is closer in both
     for result in shown:
@@ -97,8 +99,9 @@ def _draw(axis: Any, outcome: Outcome, shown: list[Result], steps: int) -> None:
     axis.axvline(1, color=INK, linestyle=":", linewidth=1)
     if by_lpips:
         axis.set_yscale("log")
-        for shown_ticks in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
-            shown_ticks(lambda value, place: f"{value:g}")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
     else:
         axis.invert_yaxis()
     label = "LPIPS (down is closer)" if by_lpips else "PSNR, dB (down is closer)"
