@@ -164,8 +164,7 @@ def test_switched_off_needs_no_number_of_steps():
 
 
 class TestUNets:
-    @pytest.mark.parametrize("name", ["sd15", "sdxl"])
-    @pytest.mark.parametrize("order", [0, 1])
+    @pytest.mark.parametrize(("name", "order"), [("sd15", 0), ("sdxl", 1)])
     def test_odd_sizes(self, name, order):
         family = BY_NAME[name]
         model, original = family.build(), family.build()
