@@ -1,8 +1,5 @@
 """What is remembered of earlier steps, and what it says about later ones."""
 
-import functools
-import operator
-
 import pytest
 import torch
 
@@ -76,25 +73,13 @@ def test_order_0_copies(steps):
     for step in steps:
         compute(remembered, step)
     for step in (6, 9):
-        assert all(
-            map(
-                torch.equal,
-                functools.reduce(operator.iadd, recall(remembered, step), []),
-                functools.reduce(operator.iadd, line(steps[-1]), []),
-            )
-        )
+        assert equal(recall(remembered, step), line(steps[-1]))
 
 
 def test_order_1_copies_after_one_computed_step():
     remembered = memory(order=1)
     compute(remembered, 0)
-    assert all(
-        map(
-            torch.equal,
-            functools.reduce(operator.iadd, recall(remembered, 3), []),
-            functools.reduce(operator.iadd, line(0), []),
-        )
-    )
+    assert equal(recall(remembered, 3), line(0))
 
 
 def test_a_step_computed_twice_counts_once():
