@@ -103,7 +103,6 @@ def test_two_passes_share_the_graphs():
         (BY_NAME["sdxl"], "blocks"),
         (BY_NAME["sdxl"], "deep"),
         (BY_NAME["flux"], "blocks"),
-        (BY_NAME["pixart"], "blocks"),
     ],
     ids=lambda value: getattr(value, "name", value),
 )

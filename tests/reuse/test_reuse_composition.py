@@ -188,7 +188,7 @@ class TestRefused:
         expected = generate(FLUX, model, handle, 2)
         model.enable_cache(FirstBlockCacheConfig(threshold=0.05))
         with (
-            pytest.raises(RuntimeError, match="a block cache was enabled after apply_toma.*reuse=None"),
+            pytest.raises(RuntimeError, match=r"a block cache was enabled after apply_toma.*reuse=None"),
             model.cache_context("cond"),
         ):
             generate(FLUX, model, handle, 2)
@@ -238,34 +238,26 @@ def _offload_groups(model, path, **options) -> None:
 OFFLOADS = [value.__func__ for value in vars(Offloads).values() if isinstance(value, staticmethod)]
 
 
-@pytest.mark.parametrize(("family", "offload"), pairwise(FAMILIES, OFFLOADS), ids=named)
-class TestOffloading:
-    def test_offloaded_after(self, family, offload, tmp_path):
-        expected, original = reusing(family, **FIELDS), plain(family, 1)[0]
-        model = family.build()
-        handle = apply_toma(model, only_reuse(**FIELDS))
+@pytest.mark.parametrize(
+    ("family", "offload", "when"), pairwise(FAMILIES, OFFLOADS, ("offloaded before", "offloaded after")), ids=named
+)
+def test_offloading(family, offload, when, tmp_path):
+    expected, original = reusing(family, **FIELDS), plain(family, 1)[0]
+    model = family.build()
+    if when == "offloaded before":
         offload(model, tmp_path)
-        ends = ends_of(model)
-        for _ in range(2):
-            same(generate(family, model, handle, 4), expected)
-        assert all(each.layers == [each.layers[0], 0] * 4 for each in ends.values())
-        remove_toma(model)
-        same_picture(call(family, model), original)
-        assert not of_ours(model)
-
-    def test_offloaded_before(self, family, offload, tmp_path):
-        expected, original = reusing(family, **FIELDS), plain(family, 1)[0]
-        model = family.build()
+    before = own_forwards(model)
+    handle = apply_toma(model, only_reuse(**FIELDS))
+    if when == "offloaded after":
         offload(model, tmp_path)
-        before = own_forwards(model)
-        handle = apply_toma(model, only_reuse(**FIELDS))
-        ends = ends_of(model)
-        for _ in range(2):
-            same(generate(family, model, handle, 4), expected)
-        assert all(each.layers == [each.layers[0], 0] * 4 for each in ends.values())
-        remove_toma(model)
+    ends = ends_of(model)
+    same(generate(family, model, handle, 4), expected)
+    assert all(each.layers == [each.layers[0], 0] * 2 for each in ends.values())
+    remove_toma(model)
+    same_picture(call(family, model), original)
+    assert not of_ours(model)
+    if when == "offloaded before":
         assert own_forwards(model) == before
-        same_picture(call(family, model), original)
 
 
 def forwards(model: nn.Module) -> list:
@@ -393,3 +385,40 @@ class TestHooksOfOthers:
         assert torch.equal(call(PIXART, model), plain(PIXART, 1)[0])
         second = apply_toma(model, only_reuse(computed=(0,)))
         same(generate(PIXART, model, second, 3), reusing(PIXART, 3, computed=(0,)))
+
+
+def load_ip_adapter(unet: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * 0.3
+
+    width, weights = unet.config.cross_attention_dim, {}
+    names = [name for name in unet.attn_processors if not name.endswith("attn1.processor")]
+    for index, name in enumerate(names):
+        hidden = unet.get_submodule(name.removesuffix(".processor")).query_dim
+        weights |= {f"{2 * index + 1}.to_{part}_ip.weight": random(hidden, width) for part in ("k", "v")}
+    projection = {"proj.weight": random(4 * width, 16), "proj.bias": random(4 * width)}
+    projection |= {"norm.weight": torch.ones(width), "norm.bias": torch.zeros(width)}
+    unet._load_ip_adapter_weights([{"image_proj": projection, "ip_adapter": weights}], low_cpu_mem_usage=False)
+    unet.requires_grad_(False)
+
+
+class TestIPAdapter:
+    @pytest.mark.parametrize("load_first", [True, False])
+    @pytest.mark.parametrize("masked", [True, False])
+    def test_it_is_in_what_is_reused(self, load_first, masked):
+        model, original = SD15.build(), SD15.build()
+        load_ip_adapter(original)
+        if load_first:
+            load_ip_adapter(model)
+        handle = apply_toma(model, only_reuse(computed=(0, 2), part="deep"))
+        if not load_first:
+            load_ip_adapter(model)
+        mask = torch.zeros(1, 1, 16, 16)
+        mask[..., :8] = 1
+        extra = {"added_cond_kwargs": {"image_embeds": [torch.randn(2, 1, 16)]}}
+        extra |= {"cross_attention_kwargs": {"ip_adapter_masks": [mask]}} if masked else {}
+        outputs = generate(SD15, model, handle, 4, **extra)
+        expected = [call(SD15, original, step, **extra) for step in range(4)]
+        assert [torch.equal(*each) for each in zip(outputs, expected, strict=True)] == [True, False, True, False]

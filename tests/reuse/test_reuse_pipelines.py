@@ -286,7 +286,7 @@ def test_presets_reuse_in_a_pipeline():
     pipe = sdxl_pipeline()
     for name in ("reuse", "balanced", "fast", "faster"):
         apply_toma(pipe, name)
-        assert reused_in(pipe, num_inference_steps=20), name
+        assert reused_in(pipe, num_inference_steps=8), name
         remove_toma(pipe)
     apply_toma(pipe, ToMAConfig(ratio=0, scope="stage", reuse=Reuse(min_steps=5, start=0)))
     assert reused_in(pipe, num_inference_steps=4) == []

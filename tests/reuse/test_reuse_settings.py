@@ -78,9 +78,9 @@ class TestWrongValues:
                 make({"reuse": value, **others})
 
     def test_unknown_fields(self):
-        with pytest.raises(UsageError, match="'periode' is not a field of Reuse.*Did you mean 'period'"):
+        with pytest.raises(UsageError, match=r"'periode' is not a field of Reuse.*Did you mean 'period'"):
             ToMAConfig(reuse={"periode": 2})
-        with pytest.raises(UsageError, match="'periode' is not a field of ToMAConfig.*Did you mean 'period'"):
+        with pytest.raises(UsageError, match=r"'periode' is not a field of ToMAConfig.*Did you mean 'period'"):
             ToMAConfig.from_dict({"periode": 2})
 
     def test_frozen(self):
@@ -91,7 +91,7 @@ class TestWrongValues:
 class TestOnAModel:
     def test_an_unknown_name_in_keep_lists_the_parts(self):
         model = FAMILY.build()
-        with pytest.raises(UsageError, match="'middle'.*UNet2DConditionModel.*mid_block.attentions.0") as error:
+        with pytest.raises(UsageError, match=r"'middle'.*UNet2DConditionModel.*mid_block\.attentions\.0") as error:
             apply_toma(model, only_reuse(keep=("down_blocks", "middle")))
         assert "up_blocks.1.attentions.1.transformer_blocks.0" in str(error.value)
         assert find_root(model) is None
@@ -116,13 +116,13 @@ class TestOnAModel:
         ids=str,
     )
     def test_a_correction_needs_runs_of_merged_blocks(self, changes):
-        with pytest.raises(UsageError, match="update='clusters' corrects.*needs scope='stage'") as error:
+        with pytest.raises(UsageError, match=r"update='clusters' corrects.*needs scope='stage'") as error:
             apply_toma(FAMILY.build(), **SETTINGS | {"scope": "stage", "update": "clusters"} | changes)
         (value,) = changes.values()
         assert f"{value!r}" in str(error.value)
 
     def test_other_methods_cannot_correct(self):
-        with pytest.raises(UsageError, match="needs scope='stage' \\(here 'module'\\)"):
+        with pytest.raises(UsageError, match=r"needs scope='stage' \(here 'module'\)"):
             apply_toma(FAMILY.build(), "tomesd", update="destinations")
 
 
