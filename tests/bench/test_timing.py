@@ -17,6 +17,7 @@ from toma_diffusion.bench.turns import Turns
 from toma_diffusion.config import ToMAConfig
 from toma_diffusion.experiments.cells import Cell
 from toma_diffusion.experiments.parsing import Resolution
+from toma_diffusion.experiments.shortcuts import parse_shortcut
 
 CPU = torch.device("cpu")
 SIDE = 128
@@ -181,3 +182,32 @@ class TestCache:
                 assert [caching.share_of_hits(generation) for _ in range(2)] == [hits, hits]
             assert caching.share_of_hits(generation) == hits
             denoiser.model.disable_cache()
+
+
+class TestShortcuts:
+    """Fewer steps and caches as methods, timed as the others are."""
+
+    GROUP = Group("flux-small", Resolution(SIDE, SIDE), 1, "eager", "none", 8, None, "float32")
+
+    def measured(self, text):
+        denoiser = ready("flux")
+        shortcut = parse_shortcut(text)
+        cell = Cell(shortcut.name, shortcut=shortcut)
+        found = measure(
+            denoiser, self.GROUP, cell, repeats=2, end_to_end=None, turns=Turns(None), stage=lambda text: None
+        )
+        assert not any("forward" in vars(module) for module in denoiser.model.modules())
+        return cell, found
+
+    def test_fewer_steps_take_less_time_a_step_of_the_run(self):
+        whole = measure(
+            ready("flux"), self.GROUP, Cell("baseline"), repeats=2, end_to_end=None, turns=Turns(None), stage=print
+        )
+        cell, fewer = self.measured("steps:2")
+        assert cell.key["settings"] == '{"steps":2}'
+        assert fewer.timing.median < whole.timing.median / 2
+
+    def test_a_cache_is_switched_on_and_off(self):
+        cell, found = self.measured("firstblockcache:10")
+        assert (cell.method, cell.settings) == ("first-block-cache", '{"threshold":10}')
+        assert found.cache_hits > 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -56,11 +57,16 @@ def measure(
 ) -> Measured:
     """Time `repeats` runs of one cell, when it is its turn. `stage` is called with what is being done."""
     turns.prepare()
-    generation = Generation(denoiser.model, calls(denoiser, group))
-    is_compiled, is_cached = group.compile != "none", group.cache is not None
+    steps = group.steps if cell.shortcut is None else cell.shortcut.steps_of(group.steps)
+    is_compiled, is_cached = group.compile != "none", group.cache is not None or cell.is_cached
+    generation = Generation(denoiser.model, calls(denoiser, group, steps, moves=is_cached))
     with ExitStack() as undo:
         if cell.config is not None:
             generation.handle = undo.enter_context(apply_toma(denoiser.model, cell.config))
+        if cell.shortcut is not None:
+            pipe = SimpleNamespace(transformer=denoiser.model)
+            ready = cell.shortcut.fitted(pipe, generation.run, steps)
+            undo.enter_context(ready.applied(pipe, steps))
         hits = caching.share_of_hits(generation) if is_cached else None
         if is_compiled:
             undo.callback(forget_compiled, denoiser.model, free=group.mode != "graph")
@@ -81,12 +87,12 @@ def measure(
         return Measured(timing, peak, seconds, hits, _backend(cell, denoiser), tuple(_warnings(output, denoiser)))
 
 
-def calls(denoiser: Denoiser, group: Group) -> list[dict[str, Any]]:
-    """The keyword arguments of every step. The sample changes from step to step only if there is a cache."""
+def calls(denoiser: Denoiser, group: Group, steps: int, *, moves: bool) -> list[dict[str, Any]]:
+    """The keyword arguments of every step. The sample `moves` from step to step only if there is a cache."""
     inputs = denoiser.inputs(group.batch, group.resolution.width, group.resolution.height)
-    if group.cache is not None:
-        return caching.moving_calls(inputs, denoiser.family.sample, group.steps)
-    return [inputs] * group.steps
+    if moves:
+        return caching.moving_calls(inputs, denoiser.family.sample, steps)
+    return [inputs] * steps
 
 
 def attention_of(model: Any) -> str:

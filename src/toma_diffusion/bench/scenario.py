@@ -10,6 +10,8 @@ from toma_diffusion.bench.bounds import FLOOR, LOWER_BOUND, bounds_of
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.cells import Cell, MethodSpec, cells_of
 from toma_diffusion.experiments.parsing import Resolution
+from toma_diffusion.experiments.shortcuts import FewerSteps, Shortcut
+from toma_diffusion.experiments.shortcuts.deepcache import DeepCache
 
 MODES = ("eager", "compiled", "graph")
 COMPILES = ("none", "block", "whole", "graphs")
@@ -64,11 +66,20 @@ class Group:
 
 
 def compare(
-    model: Any, methods: Iterable[MethodSpec], ratios: Iterable[float], scopes: Iterable[str], *, bounds: Iterable[str]
+    model: Any,
+    methods: Iterable[MethodSpec],
+    ratios: Iterable[float],
+    scopes: Iterable[str],
+    *,
+    bounds: Iterable[str],
+    shortcuts: Iterable[Shortcut] = (),
 ) -> list[Comparison]:
     """All cells but the baseline, each with the bounds that are wanted."""
     wanted = set(bounds)
     comparisons = []
+    for shortcut in shortcuts:
+        shortcut.check(model)
+        comparisons.append(Comparison(Cell(shortcut.name, shortcut=shortcut)))
     for cell in cells_of(model, methods, ratios, scopes):
         lower_bound, floor = bounds_of(cell.config) if cell.config is not None else (None, None)
         comparisons.append(
@@ -94,8 +105,22 @@ class Scenario:
     """Which of `lower-bound` and `floor` are measured with every method."""
     pipeline: bool
     cache: float | None
+    shortcuts: tuple[Shortcut, ...] = ()
+    """Other ways to save time, to compare with."""
 
     def __post_init__(self) -> None:
+        for shortcut in self.shortcuts:
+            shortcut.steps_of(self.steps)  # raises if it is not fewer
+            if isinstance(shortcut, DeepCache):
+                raise UsageError(
+                    f"method {shortcut.text!r} reads the step from a pipeline, which there is none of here: compare it "
+                    "with `toma eval`; benchmarks/bench_deepcache.py times its steps."
+                )
+            if "graph" in self.modes and not isinstance(shortcut, FewerSteps):
+                raise UsageError(
+                    f"method {shortcut.text!r} decides in every step what to run, which mode 'graph' cannot follow: "
+                    "use --modes eager,compiled."
+                )
         for mode in self.modes:
             _one_of("mode", mode, MODES)
         _one_of("compile", self.compile, COMPILES)

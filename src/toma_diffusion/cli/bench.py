@@ -32,7 +32,8 @@ def bench(
     methods: Annotated[
         str,
         typer.Option(
-            help="Presets or methods, each with optional settings: balanced,reuse:period=3,toma:scale=inf,tomesd."
+            help="Presets or methods, each with optional settings: balanced,reuse:period=3,toma:scale=inf,tomesd. "
+            "Fewer steps, and diffusers' caches: steps:14,first-block-cache:0.1,taylorseer:3."
         ),
     ] = "balanced,fast,toma,toma-tile,toma-once,toma-stage",
     ratios: Annotated[str, typer.Option(help="Fractions of the tokens to remove.")] = "0.25,0.5,0.75",
@@ -74,12 +75,16 @@ def bench(
     from toma_diffusion.experiments.cells import MethodSpec
     from toma_diffusion.experiments.facts import gather_facts
     from toma_diffusion.experiments.parsing import Resolution, numbers, split_list
+    from toma_diffusion.experiments.shortcuts import FewerSteps, parse_shortcut, shortcut_class
     from toma_diffusion.files import check_writable
 
     console = Console()
     where = find_device(device)
-    parsed_methods = tuple(MethodSpec.parse(text) for text in split_list(methods))
-    parsed_modes = _modes(split_list(modes), where, compile, cache)
+    texts = split_list(methods)
+    shortcuts = tuple(parse_shortcut(text) for text in texts if shortcut_class(text) is not None)
+    parsed_methods = tuple(MethodSpec.parse(text) for text in texts if shortcut_class(text) is None)
+    caches = [shortcut for shortcut in shortcuts if not isinstance(shortcut, FewerSteps)]
+    parsed_modes = _modes(split_list(modes), where, compile, cache is not None or bool(caches))
     denoiser, make_parts = _open(model, size, dtype, where)
     scenario = Scenario(
         methods=parsed_methods,
@@ -97,10 +102,18 @@ def bench(
         bounds=tuple(name for name in split_list(bounds) if name != "none"),
         pipeline=pipeline,
         cache=cache,
+        shortcuts=shortcuts,
     )
     if cache is not None and not hasattr(denoiser.model, "enable_cache"):
         raise UsageError(f"--cache {cache:g}: a {type(denoiser.model).__name__} has no block cache; transformers do.")
-    comparisons = compare(denoiser.model, scenario.methods, scenario.ratios, scenario.scopes, bounds=scenario.bounds)
+    comparisons = compare(
+        denoiser.model,
+        scenario.methods,
+        scenario.ratios,
+        scenario.scopes,
+        bounds=scenario.bounds,
+        shortcuts=shortcuts,
+    )
     for method in scenario.methods:
         for ratio in set(scenario.ratios) - set(method.possible(scenario.ratios)):
             console.print(f"Left out: {method.preset} cannot have ratio {ratio:g}.", highlight=False)
@@ -127,10 +140,10 @@ def bench(
         raise typer.Exit(1)
 
 
-def _modes(names: list[str], device: torch.device, compile: str, cache: float | None) -> tuple[str, ...]:
+def _modes(names: list[str], device: torch.device, compile: str, is_cached: bool) -> tuple[str, ...]:
     if not names:  # everything that the device and the other options allow
         on_gpu = device.type == "cuda"
-        allowed = {"eager": True, "compiled": on_gpu and compile != "none", "graph": on_gpu and cache is None}
+        allowed = {"eager": True, "compiled": on_gpu and compile != "none", "graph": on_gpu and not is_cached}
         return tuple(mode for mode, is_allowed in allowed.items() if is_allowed)
     if "graph" in names and device.type == "cpu":
         refusal = "mode 'graph' needs a GPU: CUDA graphs do not exist on a CPU"

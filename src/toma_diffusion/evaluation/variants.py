@@ -12,7 +12,7 @@ from toma_diffusion.adapters import find_adapter
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import BASELINE, NOISE_FLOOR, Variant
 from toma_diffusion.experiments.cells import MethodSpec, cells_of
-from toma_diffusion.experiments.shortcuts import SHORTCUTS, FewerSteps, Shortcut, parse_shortcut
+from toma_diffusion.experiments.shortcuts import FewerSteps, Shortcut, parse_shortcut, shortcut_class
 
 RATIOS = (0.25, 0.5, 0.75)
 UNMERGED = (Variant(BASELINE), Variant(NOISE_FLOOR))
@@ -75,7 +75,7 @@ class VariantSpec:
     def parse(cls, text: str) -> VariantSpec:
         """`fast:num_regions=256`, `steps:14`, or `fast+steps:14`."""
         parts = re.split(r"\+(?=[A-Za-z])", text.strip())  # not that of scale=1e+3
-        is_shortcut = [part.partition(":")[0].strip() in SHORTCUTS for part in parts]
+        is_shortcut = [shortcut_class(part) is not None for part in parts]
         merging = [MethodSpec.parse(part) for part, known in zip(parts, is_shortcut, strict=True) if not known]
         shortcuts = [parse_shortcut(part) for part, known in zip(parts, is_shortcut, strict=True) if known]
         caches = [shortcut.name for shortcut in shortcuts if not isinstance(shortcut, FewerSteps)]

@@ -11,6 +11,7 @@ from toma_diffusion.api import apply_toma
 from toma_diffusion.config import Config, Reuse
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.parsing import parse_settings
+from toma_diffusion.experiments.shortcuts import FewerSteps, Shortcut
 from toma_diffusion.methods import METHODS, named_config
 
 COLUMNS_OF_THEIR_OWN = ("ratio", "scope", "assign")
@@ -61,10 +62,19 @@ class Cell:
     """As it is applied; None for the baseline."""
     overrides: tuple[str, ...] = ()
     """Fields that the user set, recorded even if they have their default value."""
+    shortcut: Shortcut | None = None
+    """Another way to save time, in place of a configuration."""
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether a cache decides while the model runs what is computed."""
+        return self.shortcut is not None and not isinstance(self.shortcut, FewerSteps)
 
     @property
     def settings(self) -> str:
         """What the user set and what differs from the defaults, unless it has a column of its own; compact JSON."""
+        if self.shortcut is not None:
+            return json.dumps(self.shortcut.settings, separators=(",", ":"))
         if self.config is None:
             return "{}"
         values, defaults = self.config.to_dict(), type(self.config)().to_dict()

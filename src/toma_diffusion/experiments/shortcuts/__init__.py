@@ -13,21 +13,30 @@ from toma_diffusion.experiments.shortcuts.block_caches import FirstBlockCache, M
 from toma_diffusion.experiments.shortcuts.deepcache import DeepCache
 from toma_diffusion.experiments.shortcuts.fewer_steps import FewerSteps
 
-__all__ = ["SHORTCUTS", "FewerSteps", "Shortcut", "parse_shortcut", "shortcut_from_dict"]
+__all__ = ["SHORTCUTS", "FewerSteps", "Shortcut", "parse_shortcut", "shortcut_class", "shortcut_from_dict"]
 
 _KINDS: tuple[type[Shortcut], ...] = (FewerSteps, FirstBlockCache, TaylorSeer, MagCache, DeepCache)
 SHORTCUTS: Mapping[str, type[Shortcut]] = MappingProxyType({kind.name: kind for kind in _KINDS})
 """By the name that a user writes."""
 
 
+def shortcut_class(text: str) -> type[Shortcut] | None:
+    """The shortcut that a user means, with or without hyphens; None if it is something else."""
+    name = text.partition(":")[0].strip().replace("-", "").lower()
+    return next((kind for kind in _KINDS if kind.name.replace("-", "") == name), None)
+
+
 def parse_shortcut(text: str) -> Shortcut:
-    """`steps:14`, or `first-block-cache:threshold=0.1`."""
-    name, _, changes = text.strip().partition(":")
-    if name == FewerSteps.name:
-        if not changes:
-            raise UsageError(f"method {text!r} does not say how many: write steps:14.")
-        return FewerSteps.from_settings({"steps": parse_value(changes)})
-    return SHORTCUTS[name].from_settings(parse_settings(text, changes))
+    """`steps:14`, `first-block-cache:threshold=0.1`, or in short `firstblockcache:0.1`."""
+    kind = shortcut_class(text)
+    if kind is None:
+        raise UsageError(f"{text!r} is no shortcut: use one of {', '.join(SHORTCUTS)}.")
+    changes = text.strip().partition(":")[2].strip()
+    if kind is FewerSteps and not changes:
+        raise UsageError(f"method {text!r} does not say how many: write steps:14.")
+    if changes and "=" not in changes:
+        return kind.from_settings({kind.knob: parse_value(changes)})
+    return kind.from_settings(parse_settings(text, changes))
 
 
 def shortcut_from_dict(values: Mapping[str, Any]) -> Shortcut:
