@@ -4,14 +4,12 @@ import pytest
 import torch
 from observe import bookkeeping, our_hooks, state_of
 from parts import BY_NAME, PARTS, call, ends_of, generate, only_reuse, own_forwards, plain, reusing
-from tiny import FAMILIES
 
 from toma_diffusion import apply_toma, remove_toma
 
 COMPUTED = (0, 1, 4)
 """Steps 2 and 3 follow a line through two neighbours, 5 and 6 one through steps that lie apart."""
 every_part = pytest.mark.parametrize(("family", "part"), PARTS, ids=lambda value: getattr(value, "name", value))
-families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 
 def expected_change(ends, step: int, order: int) -> list[torch.Tensor]:
@@ -140,7 +138,7 @@ def test_switched_off_is_the_original(family, part):
     assert all(map(torch.equal, generate(family, model, handle, 4), plain(family)))
 
 
-@families
+@pytest.mark.parametrize("family", [BY_NAME["sd15"], BY_NAME["flux"]], ids=lambda family: family.name)
 def test_switched_on_again_computes_first(family):
     """What is remembered is from long ago."""
     model = family.build()

@@ -303,8 +303,8 @@ class TestOffloadingEnds:
         assert not of_ours(model)
 
 
-@every_part
 class TestCopies:
+    @every_part
     @pytest.mark.parametrize(
         "how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
     )
@@ -322,6 +322,7 @@ class TestCopies:
         same_picture(call(family, twin), original)
         same(generate(family, model, handle, 4), expected)
 
+    @pytest.mark.parametrize(("family", "part"), [(SDXL, "deep"), (FLUX, "blocks")], ids=named)
     def test_calling_a_copy_does_not_disturb_a_generation(self, family, part):
         model = family.build()
         handle = apply_toma(model, only_reuse(start=0, part=part))
@@ -337,6 +338,7 @@ class TestCopies:
             outputs.append(call(family, model, step))
         same(outputs, expected)
 
+    @every_part
     def test_a_saved_model_is_plain(self, family, part, tmp_path):
         model = family.build()
         weights = {key: value.clone() for key, value in model.state_dict().items()}

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from parts import BY_NAME, only_reuse
 from tiny import SETTINGS
@@ -174,6 +174,7 @@ class TestWays:
 
 
 class TestRoundTrip:
+    @settings(max_examples=25)
     @given(
         st.builds(
             Reuse,
