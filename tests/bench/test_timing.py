@@ -209,5 +209,5 @@ class TestShortcuts:
 
     def test_a_cache_is_switched_on_and_off(self):
         cell, found = self.measured("firstblockcache:10")
-        assert (cell.method, cell.settings) == ("first-block-cache", '{"threshold":10}')
+        assert (cell.method, cell.settings) == ("first-block-cache", '{"threshold":10.0}')
         assert found.cache_hits > 0.5

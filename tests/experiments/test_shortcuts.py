@@ -115,7 +115,8 @@ class TestMistakes:
             ("first-block-cache:threshold=low", "threshold='low' is not allowed: it must be 0 or more"),
             ("taylorseer:cache_interval=0", "cache_interval=0 is not allowed: it must be a whole number of 1 or more"),
             ("taylorseer:use_lite_mode=1", "use_lite_mode=1 is not allowed: it must be True or False"),
-            ("magcache:0.06", "'0.06' is not a setting; write name=value"),
+            ("magcache:-1", "threshold=-1 is not allowed: it must be 0 or more"),
+            ("magcache:threshold=1;fast", "'fast' is not a setting; write name=value"),
             ("deepcache:interval=0", "interval=0 is not allowed"),
         ],
     )
