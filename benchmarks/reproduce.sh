@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measure the rows of benchmarks/results/ anew on this machine's GPU:
 #
-#   benchmarks/reproduce.sh FOLDER [presets] [methods] [bounds] [flux] [cache] [few-steps] [pipeline] [eager] [operators]
+#   benchmarks/reproduce.sh FOLDER [presets] [reuse] [methods] [bounds] [flux] [cache] [few-steps] [pipeline] [eager] [operators]
 #
 # Every part writes CSV files into FOLDER; without parts all are measured. Benchmarks of a part compile side by side and
 # time one at a time (--take-turns). What is there already is not measured again. RATIOS=0.75 measures methods and bounds
@@ -11,12 +11,12 @@
 set -u
 folder=${1:?"give a folder for the rows"}
 shift
-parts=${*:-presets methods bounds flux cache few-steps pipeline eager operators}
+parts=${*:-presets reuse methods bounds flux cache few-steps pipeline eager operators}
 for part in $parts; do  # before hours are spent on the others
     case $part in
-    presets | methods | bounds | flux | cache | few-steps | pipeline | eager | operators) ;;
+    presets | reuse | methods | bounds | flux | cache | few-steps | pipeline | eager | operators) ;;
     *)
-        echo "unknown part '$part': presets, methods, bounds, flux, cache, few-steps, pipeline, eager or operators" >&2
+        echo "unknown part '$part': presets, reuse, methods, bounds, flux, cache, few-steps, pipeline, eager or operators" >&2
         exit 2 ;;
     esac
 done
@@ -53,6 +53,22 @@ for part in $parts; do
                 --methods "$method" --ratios "$ratios"
         done
         bench presets-flux --model flux --modes compiled --steps 4 --repeats 3 --bounds none --methods toma-stage --ratios 0.5
+        finish ;;
+    reuse)  # over time, alone and with merging; these rows are reuse_h200.csv. A process for every method: each compiles
+        # while others are timed, but the next one of a process only when its baseline has been.
+        for method in balanced fast faster reuse 'toma-stage:period=2;part=deep' 'toma-late:period=3;part=deep'; do
+            for steps in 20 50; do
+                bench "reuse-sdxl-$steps-$(printf %s "$method" | cksum | cut -d' ' -f1)" --model sdxl --modes graph \
+                    --steps $steps --repeats 5 --bounds none --methods "$method" --ratios 0.5
+            done
+        done
+        finish
+        for model in flux sd35; do
+            for method in balanced fast faster 'toma-stage:period=2'; do
+                bench "reuse-$model-$(printf %s "$method" | cksum | cut -d' ' -f1)" --model $model --modes compiled \
+                    --steps 20 --repeats 2 --bounds none --methods "$method" --ratios 0.5
+            done
+        done
         finish ;;
     methods)  # all of them on SDXL and on Stable Diffusion 1.5: 20 processes, some 100 GB on the GPU
         for model in sdxl sd15; do

@@ -354,8 +354,9 @@ def reuse_table(model: str) -> str:
     """All that reuses over time: the share of the steps, the gain in time, and LPIPS."""
     rows = [row for row in read(f"quality_{model}.csv") if row["run"] == "reuse"]
     steps = [each for each in ("20", "8", "4") if any(row["steps"] == each for row in rows)]
-    lines = _head(" | ".join(["LPIPS", *(f"{each} steps: reused, gain, LPIPS" for each in steps)]))
-    for title in dict.fromkeys(row["title"] for row in rows):
+    lines = _head(" | ".join(["", *(f"{each} steps: reused, gain, LPIPS" for each in steps)]))
+    titles = {row["title"] for row in rows}
+    for title in sorted(titles, key=lambda each: (REUSE_SHOWN.index(each) if each in REUSE_SHOWN[:3] else 3, each)):
         found = {row["steps"]: row for row in rows if row["title"] == title}
         cells = [
             f"{float(row['skipped'] or 0):.0%}, {_gain(row)}, {_figure(row['lpips'], 4)}" if row else ""

@@ -59,8 +59,8 @@ class Reuse:
     """The steps that are computed, counted from 0, in place of all that is said above. The others reuse."""
 
     order: int = 1
-    """0 uses the change of the last computed step as it was. 1 continues the line through the last two. 1 is closer in
-    most models with 10 steps and more."""
+    """0 uses the change of the last computed step as it was, 1 continues the line through the last two. On the demo
+    models 1 is closer with many steps and a period of 2, 0 with longer periods and with few steps."""
 
     part: str = "blocks"
     """What is reused: the transformer `blocks`, or everything `deep`. That matters in UNets only: everything below the
