@@ -32,6 +32,7 @@ from torch import Tensor
 
 from toma_diffusion import ToMAConfig
 from toma_diffusion.api import find_denoiser
+from toma_diffusion.core import Schedule
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation import NOISE_FLOOR, Variant
 from toma_diffusion.evaluation.run import applied, fitted
@@ -401,7 +402,8 @@ def gain_of(row: Row, costs: StepCosts) -> Row:
     )
     if gain is None or variant.name == NOISE_FLOOR:
         return {"gain": "", "gain_source": ""}
-    counted = costs.is_counted(variant.config) and row["skipped"]
+    schedule, steps = Schedule() if variant.config is None else Schedule.from_config(variant.config), int(row["steps"])
+    counted = schedule.reuses_any(steps) and not schedule.corrects(steps) and costs.is_counted(variant.config)
     return {"gain": f"{gain:.4f}", "gain_source": f"{costs.model}, multiplications" if counted else costs.model}
 
 

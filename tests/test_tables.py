@@ -89,11 +89,18 @@ def test_two_cells_that_are_swapped_are_seen(path, name, tables):
 
 def test_the_default_stands_first_and_every_speed_has_its_quality(tables):
     head, _, first, *others = grids(tables.headline_table() + "\n")[0]
-    assert [title.strip() for title in head[-2:]] == ["LPIPS", "PSNR, dB"]
-    assert "`toma-late` (default)" in first[0]
+    assert [title.strip() for title in head[-3:]] == ["LPIPS", "PSNR, dB", "LPIPS, Flux-class model"]
+    assert "`balanced` (default)" in first[0]
     for row in (first, *others):
-        assert any("×" in cell for cell in row[2:-2])
-        assert all(float(cell) for cell in row[-2:])
+        speeds, (unet, _, flux) = row[1:-3], [cell.strip() for cell in row[-3:]]
+        assert any("×" in cell for cell in speeds)
+        assert any(cell != "—" and float(cell) for cell in (unet, flux))
+
+
+def test_gains_that_were_counted_are_marked(tables):
+    """They are no times: nothing that reuses has been timed on a large model."""
+    marked = [line for line in tables.headline_table().splitlines() if tables.COUNTED in line]
+    assert [line.split("|")[1].strip() for line in marked] == ["`balanced` (default)", "`fast`", "`faster`"]
 
 
 class TestQuality:
@@ -130,6 +137,13 @@ class TestQuality:
         assert "| `toma-stage`, 50% removed | 1.39× |  | 0.200 |" in text
         assert "| `toma-stage`, 50% removed, and fewer steps | 1.73× |  | 0.100 (16) |" in text
         assert "scale" not in text
+
+    def test_reuse(self, tables, add):
+        add("tiny", "20", "reuse", "reuse:period=3", "fast", "balanced")
+        add("tiny", "4", "reuse", "balanced")
+        text = self.table(tables, "reuse on tiny")
+        assert text.index("| `balanced` | ") < text.index("| `fast` | ") < text.index("| `reuse, period=3` | ")
+        assert "| `balanced` | 0%, 1.48× †, 0.3000 | 0%, **1.16×**, 0.1000 |" in text
 
     def test_presets_and_what_they_were(self, tables, add):
         before = importlib.import_module("quality").BEFORE
@@ -174,8 +188,9 @@ class TestQuality:
 
 class TestRewritten:
     def test_a_cell_without_a_row_has_a_dash(self, tables, monkeypatch):
-        monkeypatch.setattr(tables, "HEADLINE_SETTINGS", {"`toma-stage`": ("0.9",)})
-        assert "| `toma-stage` | 90% | — | — | — | — |" in tables.headline_table()
+        monkeypatch.setattr(tables, "HEADLINE_SETTINGS", {"`toma-stage`": "0.9"})
+        row = "| `toma-stage`, 90% of the tokens removed | — | — | — | — | — |"
+        assert row in tables.headline_table()
 
     def test_the_newest_row_counts(self, tables):
         names = ("denoiser_h200.csv", "methods_h200.csv", "presets_h200.csv")
