@@ -47,8 +47,8 @@ def test_sdxl_pipeline(tmp_path):
     printed = run("sdxl_pipeline.py", "sdxl", tmp_path / "image.png", "a red apple")
     assert "ToMA, ratio 0.5" in printed
     assert "576 → 288" in printed
-    assert "s with merging" in printed
-    assert size_of(tmp_path / "image.png") == size_of(tmp_path / "image-unmerged.png") == (384, 384)
+    assert "s with balanced" in printed
+    assert size_of(tmp_path / "image.png") == size_of(tmp_path / "image-original.png") == (384, 384)
 
 
 def test_flux_compiled(tmp_path):
