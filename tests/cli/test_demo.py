@@ -13,7 +13,7 @@ from toma_diffusion.cli import app
 from toma_diffusion.cli.demo import PROMPTS
 from toma_diffusion.evaluation import RunFolder
 
-TITLES = ["baseline", "balanced", "fast", "toma-stage 0.5", "tomesd 0.5", "4 steps"]
+TITLES = ["baseline", "balanced", "fast", "toma-stage 0.5", "4 steps"]
 
 
 @pytest.fixture
