@@ -31,6 +31,7 @@ def test_all_parts_by_default(tmp_path):
     assert (process.returncode, errors) == (0, "")
     assert [line.partition(":")[0] for line in told.splitlines()] == [
         "presets",
+        "reuse",
         "methods",
         "bounds",
         "flux",

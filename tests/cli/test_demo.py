@@ -13,7 +13,7 @@ from toma_diffusion.cli import app
 from toma_diffusion.cli.demo import PROMPTS
 from toma_diffusion.evaluation import RunFolder
 
-TITLES = ["baseline", "balanced", "fast", "toma-stage 0.5", "4 steps"]
+TITLES = ["baseline", "balanced", "fast", "toma-stage 0.5", "2 steps"]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def invoke(*arguments: str):
 @pytest.mark.usefixtures("_tiny_model")
 def test_everything_is_written_and_explained(tmp_path):
     output = tmp_path / "demo"
-    result = invoke("--steps", "6", "--output", str(output))
+    result = invoke("--steps", "3", "--output", str(output))
     assert result.exit_code == 0, result.output
     assert [variant.title for variant in RunFolder(output).plan.variants] == TITLES
     for word in (*TITLES, "speed-up", "PSNR", "SSIM"):
@@ -51,9 +51,9 @@ def test_everything_is_written_and_explained(tmp_path):
     # The same command again generates nothing, also with the weights of another metric. Other settings are refused,
     # unless the run is to start again.
     before = {path: path.stat().st_mtime_ns for path in output.rglob("images/*/*.png")}
-    assert "LPIPS" not in invoke("--steps", "6", "--output", str(output)).output
+    assert "LPIPS" not in invoke("--steps", "3", "--output", str(output)).output
     weights = str(lpips_file(tmp_path))
-    assert "LPIPS" in invoke("--steps", "6", "--output", str(output), "--lpips-weights", weights).output
+    assert "LPIPS" in invoke("--steps", "3", "--output", str(output), "--lpips-weights", weights).output
     assert {path: path.stat().st_mtime_ns for path in output.rglob("images/*/*.png")} == before
     refused = invoke("--steps", "1", "--output", str(output))
     assert refused.exit_code == 2
