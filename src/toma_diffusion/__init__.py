@@ -1,4 +1,4 @@
-"""ToMA: training-free token merging with attention for diffusion models."""
+"""Faster diffusion models without training: token merging with attention (ToMA), and reuse over time."""
 
 from toma_diffusion.adapters import register_adapter
 from toma_diffusion.api import apply_toma, remove_toma, toma_enabled

@@ -1,4 +1,4 @@
-"""The public calls: apply token merging to a pipeline or model, switch it off and on, remove it."""
+"""The public calls: make a pipeline or model faster, switch that off and on, remove it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONVOLUTIONAL_BLOCK = "ResnetBlock2D"
 
 
 def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | Path | None = None, **overrides: Any) -> ToMAHandle:
-    """Merge tokens in a diffusers pipeline, or in its denoiser: by ToMA, or by another method to compare it with.
+    """Make a diffusers pipeline, or its denoiser, faster: by reuse over time, by merging tokens, or by both.
 
     Args:
         pipe_or_model: a pipeline with a supported `unet` or `transformer`, or that model itself. In a loop without a
