@@ -30,7 +30,7 @@ format: $(VENV)/installed-dev ## put the code into the form that check asks for
 	$(BIN)/ruff format .
 
 test-compat: .venv-compat/installed ## the tests of the seam, with the oldest diffusers that pyproject.toml allows
-	.venv-compat/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not gpu" tests/adapters tests/hooks
+	.venv-compat/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not gpu" tests/adapters tests/hooks tests/reuse
 
 test-gpu: $(VENV)/installed-dev ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
