@@ -13,7 +13,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from tables import AS_IT_WAS
+from tables import AS_IT_WAS, PRESETS_OF_REUSE
 
 from toma_diffusion.evaluation import Variant
 from toma_diffusion.report.front import Curves, Point, draw
@@ -23,7 +23,6 @@ MODELS = ("bundled", "4step", "flux")
 """What the files of rows and of plots are named after."""
 RUNS = ("steps", "reuse", "presets", "caches")
 """The parts of quality.py that are shown: what a user would choose between."""
-PRESETS_OF_REUSE = ("balanced", "fast", "faster")
 LINE_OF_PRESETS = ", ".join(PRESETS_OF_REUSE)
 SHOWN = (
     *(LINE_OF_PRESETS, "fewer steps", "toma-late", "toma-stage", "deepcache", "first-block-cache"),

@@ -73,8 +73,9 @@ JUDGES = ("bundled", "flux")
 """The demo models whose images are compared."""
 COUNTED = "†"
 """Marks a gain that was counted in multiplications, not timed."""
+PRESETS_OF_REUSE = ("balanced", "fast", "faster")
 REUSE_SHOWN = (
-    *("balanced", "fast", "faster"),
+    *PRESETS_OF_REUSE,
     *("reuse, period=2, part=deep, start=0.4", "reuse, period=3, part=deep, order=0", "reuse, period=2, order=1"),
 )
 """What is reused in the table of equal time."""
@@ -356,7 +357,8 @@ def reuse_table(model: str) -> str:
     steps = [each for each in ("20", "8", "4") if any(row["steps"] == each for row in rows)]
     lines = _head(" | ".join(["", *(f"{each} steps: reused, gain, LPIPS" for each in steps)]))
     titles = {row["title"] for row in rows}
-    for title in sorted(titles, key=lambda each: (REUSE_SHOWN.index(each) if each in REUSE_SHOWN[:3] else 3, each)):
+    presets = [title for title in PRESETS_OF_REUSE if title in titles]
+    for title in [*presets, *sorted(titles - set(presets))]:
         found = {row["steps"]: row for row in rows if row["title"] == title}
         cells = [
             f"{float(row['skipped'] or 0):.0%}, {_gain(row)}, {_figure(row['lpips'], 4)}" if row else ""

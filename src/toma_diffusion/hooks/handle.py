@@ -105,10 +105,10 @@ class RootHook(Hook):
 
 
 class ToMAHandle:
-    """Token merging on one denoiser: inspect it, switch it off and on, compile it, remove it.
+    """What makes one denoiser faster: inspect it, switch it off and on, compile it, remove it.
 
-    As a context manager it removes merging at the end of the `with` block. All state is in the model's hooks; a handle
-    holds nothing but the model.
+    As a context manager it removes all of it at the end of the `with` block. All state is in the model's hooks; a
+    handle holds nothing but the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -116,7 +116,7 @@ class ToMAHandle:
 
     @property
     def enabled(self) -> bool:
-        """Whether tokens are merged. If False, the output is that of the original model, bit for bit."""
+        """Whether it does anything. If False, the output is that of the original model, bit for bit."""
         return self._root().state.enabled
 
     @enabled.setter
