@@ -18,12 +18,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import Item, Plan, Variant
 from toma_diffusion.experiments.facts import Facts
 from toma_diffusion.files import check_writable, replacing
+
+
+class HasSettings(Protocol):
+    """A plan."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All its settings, for JSON."""
+
+
+PlanT = TypeVar("PlanT", bound=HasSettings)
+Self = TypeVar("Self", bound="PlannedFolder[Any]")
 
 
 @dataclass(frozen=True)
@@ -38,40 +49,50 @@ class Scores:
         return name in self.values and self.sources.get(name, "") == source
 
 
-class RunFolder:
-    """One run on disk."""
+class PlannedFolder(Generic[PlanT]):
+    """Work on disk that follows a plan, and goes on where it was."""
+
+    file: ClassVar[str]
+    """Where its settings are."""
+    what: ClassVar[str]
+    """What it is, for errors: `run`."""
+    command: ClassVar[str]
+    plan_class: ClassVar[type[Any]]
 
     def __init__(self, path: Path) -> None:
-        """Open an existing run."""
+        """Open an existing one."""
         self.path = path
         try:
-            written = json.loads((path / "run.json").read_text(encoding="utf-8"))
-            self.plan: Plan = Plan.from_dict(written["plan"])
+            written = json.loads((path / self.file).read_text(encoding="utf-8"))
+            self.plan: PlanT = self.plan_class.from_dict(written["plan"])
             self.facts: Facts = Facts(**written["facts"])
             self.date: str = written["date"]
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise UsageError(f"{str(path)!r} is not a run of `toma eval`: it has no run.json.") from error
+            raise UsageError(
+                f"{str(path)!r} is not a {self.what} of `{self.command}`: it has no {self.file}."
+            ) from error
         except (OSError, ValueError, LookupError, TypeError) as error:  # no permission; not JSON; wrong fields
             raise UsageError(
-                f"{str(path / 'run.json')!r} cannot be read, it may be of another version ({error!r}): "
+                f"{str(path / self.file)!r} cannot be read, it may be of another version ({error!r}): "
                 "give another folder, or delete that one."
             ) from error
 
     @classmethod
-    def start(cls, path: Path, plan: Plan, facts: Facts) -> RunFolder:
-        """Start a run, or resume it. A folder with another run is refused."""
-        check_writable(path / "run.json")
-        if not (path / "run.json").exists():
+    def start(cls: type[Self], path: Path, plan: PlanT, facts: Facts) -> Self:
+        """Start it, or resume it. A folder with another plan is refused."""
+        check_writable(path / cls.file)
+        settings: dict[str, Any] = plan.to_dict()
+        if not (path / cls.file).exists():
             date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            settings = {"plan": plan.to_dict(), "facts": asdict(facts), "date": date}
-            with replacing(path / "run.json") as file:
-                file.write(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+            with replacing(path / cls.file) as file:
+                written = {"plan": settings, "facts": asdict(facts), "date": date}
+                file.write(json.dumps(written, indent=2, ensure_ascii=False) + "\n")
         folder = cls(path)
         held = folder.plan.to_dict() | asdict(folder.facts)
-        for name, wanted in (plan.to_dict() | asdict(facts)).items():
+        for name, wanted in (settings | asdict(facts)).items():
             if held[name] != wanted:
                 raise UsageError(
-                    f"{str(path)!r} holds a run with other settings. {_difference(name, held[name], wanted)} "
+                    f"{str(path)!r} holds a {cls.what} with other settings. {_difference(name, held[name], wanted)} "
                     "Give another --output, or delete that folder."
                 )
         return folder
@@ -79,6 +100,12 @@ class RunFolder:
     def image_path(self, variant: Variant, item: Item) -> Path:
         """The path of an image, whether it exists or not."""
         return self.path / "images" / variant.slug / f"{item.name}.png"
+
+
+class RunFolder(PlannedFolder[Plan]):
+    """One run on disk."""
+
+    file, what, command, plan_class = "run.json", "run", "toma eval", Plan
 
     def image_paths(self, variant: Variant) -> list[Path]:
         """The paths of all items, in order."""

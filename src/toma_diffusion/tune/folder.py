@@ -19,15 +19,14 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
 from toma_diffusion.errors import UsageError
+from toma_diffusion.evaluation.folder import PlannedFolder
 from toma_diffusion.evaluation.plan import Item, Variant
-from toma_diffusion.experiments.facts import Facts
-from toma_diffusion.files import check_writable, replacing
+from toma_diffusion.files import replacing
 from toma_diffusion.tune.plan import TunePlan
 
 
@@ -49,41 +48,10 @@ class Measurement:
         return cls(inf, 0.0, 0.0, None, reason)
 
 
-class TuneFolder:
+class TuneFolder(PlannedFolder[TunePlan]):
     """One search on disk."""
 
-    def __init__(self, path: Path) -> None:
-        """Open an existing one."""
-        self.path = path
-        try:
-            written = json.loads((path / "tune.json").read_text(encoding="utf-8"))
-            self.plan: TunePlan = TunePlan.from_dict(written["plan"])
-            self.facts: Facts = Facts(**written["facts"])
-            self.date: str = written["date"]
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise UsageError(f"{str(path)!r} is not a search of `toma tune`: it has no tune.json.") from error
-        except (OSError, ValueError, LookupError, TypeError) as error:  # no permission; not JSON; wrong fields
-            raise UsageError(
-                f"{str(path / 'tune.json')!r} cannot be read, it may be of another version ({error!r}): "
-                "give another folder, or delete that one."
-            ) from error
-
-    @classmethod
-    def start(cls, path: Path, plan: TunePlan, facts: Facts) -> TuneFolder:
-        """Start a search, or resume it. A folder with another one is refused."""
-        check_writable(path / "tune.json")
-        if not (path / "tune.json").exists():
-            date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            write_json(path / "tune.json", {"plan": plan.to_dict(), "facts": asdict(facts), "date": date})
-        folder = cls(path)
-        held = folder.plan.to_dict() | asdict(folder.facts)
-        for name, wanted in (plan.to_dict() | asdict(facts)).items():
-            if held[name] != wanted:
-                raise UsageError(
-                    f"{str(path)!r} holds a search with other settings: its {name} is {held[name]!r}, this command has "
-                    f"{wanted!r}. Give another --output, or delete that folder."
-                )
-        return folder
+    file, what, command, plan_class = "tune.json", "search", "toma tune", TunePlan
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -101,10 +69,6 @@ class TuneFolder:
             yield
         finally:
             lock.release()
-
-    def image_path(self, variant: Variant, item: Item) -> Path:
-        """The path of an image, whether it exists or not."""
-        return self.path / "images" / variant.slug / f"{item.name}.png"
 
     def measurement(self, variant: Variant, item: Item) -> Measurement | None:
         """What was measured of one image; None if nothing was yet."""
