@@ -219,7 +219,7 @@ class TestLpips:
         assert "LPIPS ↓" in (tmp_path / "run" / "tune.html").read_text()
         later = invoke(command(tmp_path / "run", "--max-lpips", "0.5", "--methods", "steps:50%"))
         assert later.exit_code == 2
-        assert "its lpips is 'lpips.safetensors " in later.output
+        assert "Its lpips is 'lpips.safetensors " in later.output
 
 
 class TestAgain:
@@ -241,7 +241,7 @@ class TestAgain:
     @pytest.mark.parametrize(
         ("more", "message"),
         [
-            (("--steps", "5"), "its steps is 4, this command has 5"),
+            (("--steps", "5"), "Its steps is 4, this command has 5"),
             (("--budget", "tiny"), "budget='tiny' is not known"),
             (("--compile", "fully"), "--compile 'fully' is not known: use one of none, blocks"),
             (("--quality", "high", "--speed-up", "2"), "exclude each other"),
