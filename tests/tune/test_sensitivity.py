@@ -51,7 +51,7 @@ class TestMeasured:
 
 
 def test_an_error_is_smooth_and_spares_the_text():
-    noise = smooth_noise((2, 3 + 64, 5), Grid(8, 8), seed=0)
+    noise = smooth_noise((2, 3 + 64, 5), Grid(8, 8), None, seed=0)
     assert noise.shape == (2, 67, 5)
     assert torch.equal(noise[0], noise[1])
     assert not noise[:, :3].any()

@@ -7,23 +7,34 @@ from __future__ import annotations
 
 from torch import nn
 
-from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, argument, around, part_of
+from toma_diffusion.adapters.base import (
+    Adapter,
+    AfterModulatingNorm,
+    Before,
+    Block,
+    SiteSpec,
+    adds_residuals,
+    around,
+    first_share,
+    part_of,
+)
 from toma_diffusion.adapters.basic_block import describe_block
-from toma_diffusion.adapters.flux import FluxAdapter, grid_from_ids
+from toma_diffusion.adapters.flux import FluxAdapter
+from toma_diffusion.adapters.ids import IdReader, grid_from_ids
 from toma_diffusion.adapters.pixart import PixArtAdapter
 from toma_diffusion.adapters.sd3 import SD3Adapter
 from toma_diffusion.adapters.unet import UNetAdapter
 from toma_diffusion.core import Grid
 from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.arguments import Arguments, Given, Keywords
 from toma_diffusion.hooks.reuse import Part, PassOn, Stream
 from toma_diffusion.hooks.sites import (
-    Arguments,
-    GatherPositions,
+    GatherRows,
     Hook,
     KeyBias,
-    Keywords,
     MergeInput,
     MergeOutput,
+    PerToken,
     Site,
     UnmergeOutput,
 )
@@ -33,25 +44,30 @@ __all__ = [
     "Adapter",
     "AfterModulatingNorm",
     "Arguments",
+    "Before",
     "Block",
     "Call",
-    "GatherPositions",
+    "GatherRows",
+    "Given",
     "Grid",
     "Hook",
+    "IdReader",
     "KeyBias",
     "Keywords",
     "MergeInput",
     "MergeOutput",
     "Part",
     "PassOn",
+    "PerToken",
     "Site",
     "SiteSpec",
     "Stream",
     "UnmergeOutput",
-    "argument",
+    "adds_residuals",
     "around",
     "describe_block",
     "find_adapter",
+    "first_share",
     "grid_from_ids",
     "part_of",
     "register_adapter",

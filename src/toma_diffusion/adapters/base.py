@@ -12,18 +12,9 @@ from torch import Tensor, nn
 
 from toma_diffusion.adapters import _diffusers
 from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.reuse import Part, PassOn, Stream
-from toma_diffusion.hooks.sites import (
-    Arguments,
-    Hook,
-    KeyBias,
-    Keywords,
-    MergeInput,
-    Site,
-    UnmergeOutput,
-    get_hidden_states,
-    never,
-)
+from toma_diffusion.hooks.arguments import Given, parameter_names
+from toma_diffusion.hooks.reuse import TEXT, Part, PassOn, Stream
+from toma_diffusion.hooks.sites import Hook, KeyBias, MergeInput, PerToken, Site, UnmergeOutput, never
 from toma_diffusion.hooks.state import Call
 from toma_diffusion.hooks.summary import BlockRecord
 
@@ -38,8 +29,8 @@ class SiteSpec:
     """Which of `attn`, `cross_attn` and `ff` it is. Merged if one of them is in the setting `sites`."""
     hooks: Callable[[Site], list[tuple[str, Hook]]]
     """The hooks that merge before and unmerge after, each with the name of its module inside the block."""
-    leave_alone: Callable[[Keywords], bool] = never
-    """Whether a call of the module with these keyword arguments must not be merged."""
+    leave_alone: Callable[[Given], bool] = never
+    """Whether a call of the module with these arguments must not be merged."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +46,20 @@ class Block:
     width: int
     sites: tuple[SiteSpec, ...]
     """In the order in which they run."""
-    normalize: Callable[[nn.Module, Arguments, Keywords], Tensor]
+    normalize: Callable[[nn.Module, Given], Tensor]
     """Computes the tokens that the first layer of the block gets. Destinations are selected among them."""
-    position_table: str | None = None
-    """Name of the keyword argument that holds position tables with one row per token, such as RoPE."""
+    per_token: tuple[PerToken, ...] = ()
+    """The arguments of the block, besides the tokens, that have a row for every token: positions, masks."""
     key_bias: KeyBias | None = None
     """How the block takes a bias for the keys of its self-attention; None if it takes none."""
     stream: int | None = None
     """Which of the block's outputs is the image stream; None if it returns one tensor."""
     returns_text: bool = False
     """Whether the other of its two outputs is the text stream. The last block of a model may return none."""
+    takes_other_keys: bool = False
+    """Whether self-attention takes other tokens for its keys, in the argument in which cross-attention gets text."""
+    writes_in_place: bool = False
+    """Whether the block, or the model after it, writes into the tensors that it passes on."""
     level: int = 0
     """How often the grid was halved before this block. 0 if the model has one resolution."""
     feed_forward_chunk_dim: int | None = None
@@ -102,12 +97,16 @@ class Adapter(ABC):
         """The transformer blocks, in the order in which they run."""
 
     @abstractmethod
-    def read_call(self, model: nn.Module, args: Arguments, kwargs: Keywords) -> Call:
+    def read_call(self, model: nn.Module, given: Given) -> Call:
         """The facts about one call of the denoiser. Must not read values of tensors in the denoising loop."""
 
     def parts(self, model: nn.Module, deep: bool) -> list[Part]:
         """What can be reused over time: runs of blocks. With `deep`, all that can be, if there is more."""
         return [part_of(list(blocks)) for _, blocks in groupby(self.blocks(model), key=lambda block: block.run)]
+
+    def is_joint(self, model: nn.Module) -> bool:
+        """Whether all samples of a batch share their destinations, because they have one table of positions."""
+        return any(block.per_token for block in self.blocks(model))
 
     def defaults(self, model: nn.Module) -> dict[str, Any]:
         """Settings of this family, for fields that the user does not set. Fields that a method does not have are
@@ -117,19 +116,19 @@ class Adapter(ABC):
 
 @dataclass(frozen=True)
 class ImageShape:
-    """The shape of image tokens."""
+    """The shape of the sequence that goes through blocks of a kind: image tokens, and what else is in it."""
 
     kind: str
     width: int
 
     def __call__(self, call: Call) -> tuple[int, ...]:
         """In that call."""
-        return call.sample.shape[0], call.image_tokens or call.grids[self.kind].num_tokens, self.width
+        return call.batch_size, call.length(self.kind), self.width
 
 
 @dataclass(frozen=True)
 class TextShape:
-    """The shape of text tokens that go through the blocks."""
+    """The shape of text tokens that go through the blocks in a stream of their own."""
 
     width: int
 
@@ -137,28 +136,41 @@ class TextShape:
         """In that call."""
         if call.conditioning is None:
             raise UsageError("a call without text cannot be reused over time: pass encoder_hidden_states.")
-        return call.sample.shape[0], call.conditioning.shape[1], self.width
+        return call.batch_size, call.text_tokens or call.conditioning.shape[1], self.width
 
 
 def part_of(blocks: list[Block]) -> Part:
     """Consecutive blocks as a part that can be reused."""
     first, last = blocks[0], blocks[-1]
-    streams = [Stream(ImageShape(last.kind, last.width), last.stream, "hidden_states", 0)]
+    streams = [Stream(ImageShape(last.kind, last.width), last.stream, parameter_names(first.module)[0])]
     if last.returns_text and last.stream is not None:
-        streams.append(Stream(TextShape(last.width), 1 - last.stream, "encoder_hidden_states", 1))
+        streams.append(Stream(TextShape(last.width), 1 - last.stream, TEXT))
     return Part(
         name=first.run if len(blocks) > 1 else first.name,
         modules=tuple(block.module for block in blocks),
         stand_ins=tuple(PassOn(block.stream) for block in blocks),
         streams=tuple(streams),
+        writes_in_place=any(block.writes_in_place for block in blocks),
     )
 
 
 def around(
-    name: str, key_bias: KeyBias | None = None, check: Callable[[Keywords], object] = never
+    name: str,
+    *per_token: PerToken,
+    key_bias: KeyBias | None = None,
+    check: Callable[[Given], object] = never,
+    streams: tuple[int, ...] = (0,),
 ) -> Callable[[Site], list[tuple[str, Hook]]]:
-    """Hooks that merge before a module of the block and unmerge after it. `check` raises for calls that cannot be."""
-    return lambda site: [(name, MergeInput(site, key_bias=key_bias, check=check)), (name, UnmergeOutput(site))]
+    """Hooks that merge before a module of the block and unmerge after it.
+
+    Args:
+        name: of the module in the block.
+        per_token: arguments of the module, besides the tokens, that have a row for every token.
+        key_bias: how its attention takes a bias for the keys.
+        check: raises for calls that cannot be merged.
+        streams: which of several outputs are image streams.
+    """
+    return lambda site: [(name, MergeInput(site, per_token, key_bias, check)), (name, UnmergeOutput(site, streams))]
 
 
 @dataclass(frozen=True)
@@ -167,16 +179,37 @@ class AfterModulatingNorm:
 
     name: str
 
-    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> Tensor:
+    def __call__(self, module: nn.Module, given: Given) -> Tensor:
         """Compute them before the block runs."""
         norm = getattr(module, self.name)
         with _diffusers.weights_loaded(module):
-            normalized: Tensor = norm(get_hidden_states(args, kwargs), emb=argument("temb", 2, args, kwargs))[0]
+            normalized: Tensor = norm(given.tokens, emb=given["temb"])[0]
         return normalized
 
 
-def argument(name: str, index: int, args: Arguments, kwargs: Keywords) -> Any:
-    """An argument passed by name or by position; None if it is not passed."""
-    if name in kwargs:
-        return kwargs[name]
-    return args[index] if index < len(args) else None
+@dataclass(frozen=True)
+class Before:
+    """The tokens that a function computes from a block and its arguments, with the weights of the block loaded."""
+
+    compute: Callable[[Any, Given], Tensor]
+
+    def __call__(self, module: nn.Module, given: Given) -> Tensor:
+        """Compute them before the block runs."""
+        with _diffusers.weights_loaded(module):
+            return self.compute(module, given)
+
+
+def adds_residuals(given: Given, *names: str) -> str | None:
+    """The reason to merge block by block if one of these arguments of the model holds residuals of a ControlNet."""
+    controlled = any(given[name] is not None for name in names)
+    return "a ControlNet adds its residuals after every block" if controlled else None
+
+
+def first_share(share: float, *stacks: int) -> tuple[int, ...]:
+    """The first share of the blocks of every stack, as indices over all stacks. For blocks to be left whole."""
+    first: list[int] = []
+    start = 0
+    for count in stacks:
+        first += range(start, start + round(share * count))
+        start += count
+    return tuple(first)

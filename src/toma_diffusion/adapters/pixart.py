@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 
 from toma_diffusion.adapters import _diffusers
-from toma_diffusion.adapters.base import Adapter, Block, argument
+from toma_diffusion.adapters.base import Adapter, Block
 from toma_diffusion.adapters.basic_block import describe_block
 from toma_diffusion.core import Grid
-from toma_diffusion.hooks.sites import Arguments, Keywords
+from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.state import Call
 
 
@@ -30,13 +30,13 @@ class PixArtAdapter(Adapter):
             for index, block in enumerate(model.transformer_blocks)
         ]
 
-    def read_call(self, model: Any, args: Arguments, kwargs: Keywords) -> Call:
+    def read_call(self, model: Any, given: Given) -> Call:
         """A token is a patch of the latent."""
-        sample = argument("hidden_states", 0, args, kwargs)
+        sample = given["hidden_states"]
         height, width = (side // model.config.patch_size for side in sample.shape[-2:])
         return Call(
             sample=sample,
-            conditioning=argument("encoder_hidden_states", 1, args, kwargs),
-            timestep=argument("timestep", 2, args, kwargs),
+            conditioning=given["encoder_hidden_states"],
+            timestep=given["timestep"],
             grids={"block": Grid(height, width)},
         )

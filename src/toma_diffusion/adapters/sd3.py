@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 
 from toma_diffusion.adapters import _diffusers
-from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, argument, around
+from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, adds_residuals, around
 from toma_diffusion.core import Grid
-from toma_diffusion.hooks.sites import Arguments, Keywords
+from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.state import Call
 
 
@@ -26,22 +26,17 @@ class SD3Adapter(Adapter):
         """The stack."""
         return [_describe(block, index) for index, block in enumerate(model.transformer_blocks)]
 
-    def read_call(self, model: Any, args: Arguments, kwargs: Keywords) -> Call:
+    def read_call(self, model: Any, given: Given) -> Call:
         """A token is a patch of the latent."""
-        sample = argument("hidden_states", 0, args, kwargs)
+        sample = given["hidden_states"]
         height, width = (side // model.config.patch_size for side in sample.shape[-2:])
-        block_by_block = None
-        skipped = "skip-layer guidance leaves out blocks" if kwargs.get("skip_layers") else None
-        if argument("block_controlnet_hidden_states", 4, args, kwargs) is not None:
-            block_by_block = "a ControlNet adds its residuals after every block"
-        elif skipped is not None:
-            block_by_block = skipped
+        skipped = "skip-layer guidance leaves out blocks" if given["skip_layers"] else None
         return Call(
             sample=sample,
-            conditioning=argument("encoder_hidden_states", 1, args, kwargs),
-            timestep=argument("timestep", 3, args, kwargs),
+            conditioning=given["encoder_hidden_states"],
+            timestep=given["timestep"],
             grids={"joint": Grid(height, width)},
-            block_by_block=block_by_block,
+            block_by_block=adds_residuals(given, "block_controlnet_hidden_states") or skipped,
             blocks_skipped=skipped,
         )
 

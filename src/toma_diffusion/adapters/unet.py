@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from toma_diffusion.adapters import _diffusers
-from toma_diffusion.adapters.base import Adapter, Block, argument, part_of
-from toma_diffusion.adapters.basic_block import describe_block, has_image_masks
+from toma_diffusion.adapters.base import Adapter, Block, part_of
+from toma_diffusion.adapters.basic_block import describe_block
 from toma_diffusion.core import Grid
+from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.reuse import Part, PassOn, Stream
-from toma_diffusion.hooks.sites import Arguments, Keywords
 from toma_diffusion.hooks.state import Call
 
 
@@ -54,9 +54,9 @@ class UNetAdapter(Adapter):
         above = [block for block in self.blocks(model) if not any(_contains(each, block) for each in below.modules)]
         return [*(part_of(list(blocks)) for _, blocks in groupby(above, key=lambda block: block.run)), below]
 
-    def read_call(self, model: Any, args: Arguments, kwargs: Keywords) -> Call:
+    def read_call(self, model: Any, given: Given) -> Call:
         """The grid is halved from level to level, rounded as the downsampling convolution rounds it."""
-        sample = argument("sample", 0, args, kwargs)
+        sample = given["sample"]
         height, width = sample.shape[-2:]
         grids = {"level 0": Grid(height, width)}
         rounding_up = 1 if model.config.downsample_padding else 0
@@ -64,11 +64,11 @@ class UNetAdapter(Adapter):
             if block.downsamplers:
                 height, width = (height + rounding_up) // 2, (width + rounding_up) // 2
             grids[f"level {level}"] = Grid(height, width)
-        masked = has_image_masks(kwargs.get("cross_attention_kwargs") or {})
+        masked = (given["cross_attention_kwargs"] or {}).get("ip_adapter_masks") is not None
         return Call(
             sample=sample,
-            conditioning=argument("encoder_hidden_states", 2, args, kwargs),
-            timestep=argument("timestep", 1, args, kwargs),
+            conditioning=given["encoder_hidden_states"],
+            timestep=given["timestep"],
             grids=grids,
             blocks_left_alone="IP-Adapter masks are laid over whole grids" if masked else None,
         )
@@ -120,9 +120,9 @@ class SkipDown:
 
     rounding_up: int
 
-    def __call__(self, module: Any, args: Arguments, kwargs: Keywords) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def __call__(self, module: Any, given: Given) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The tokens, and what goes over to the way up."""
-        tokens = argument("hidden_states", 0, args, kwargs)
+        tokens = given.tokens
         height, width = tokens.shape[-2:]
         channels = module.resnets[-1].out_channels
         shapes = [(tokens.shape[0], channels, height, width)] * len(module.resnets)

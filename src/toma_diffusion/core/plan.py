@@ -70,8 +70,12 @@ class Plan(ABC):
         """[B, D, C] -> [B, N, C], added to the residual if there is one."""
 
     @abstractmethod
-    def gather(self, table: Tensor) -> Tensor:
-        """Of a table with one row per grid position, such as RoPE, the rows of the merged tokens."""
+    def gather(self, table: Tensor, dim: int = 0) -> Tensor:
+        """Of a table with one row per grid position, such as RoPE, the rows of the merged tokens.
+
+        `dim` is where its rows lie: [N, ...] -> [D, ...] if the samples share their destinations, else [B, D, ...]. A
+        table with the batch in dimension 0 keeps its form: [B, ..., N, ...] -> [B, ..., D, ...].
+        """
 
     def place(self, tokens: Tensor, rows: Tensor, start: int = 0) -> Tensor:
         """`tokens` with these rows in the places of the destinations, in a grid that begins at `start`."""
@@ -345,16 +349,16 @@ class MergePlan(Plan):
             return merged if residual is None else residual + merged
         return self._ready_assignment().unmerge(merged, residual)
 
-    def gather(self, table: Tensor) -> Tensor:
-        """The destinations' rows of a table with one row per grid position, such as RoPE.
-
-        [N, ...] -> [D, ...] if the samples share their destinations, else [B, D, ...].
-        """
-        if table.shape[0] != self.grid.num_tokens:
-            raise ValueError(f"table has shape {list(table.shape)}; it needs a row for each of {self._tokens_text()}.")
+    def gather(self, table: Tensor, dim: int = 0) -> Tensor:
+        """The destinations' rows of a table with one row per grid position, such as RoPE."""
+        if table.shape[dim] != self.grid.num_tokens:
+            where = f" in dimension {dim}" if dim else ""
+            raise ValueError(
+                f"table has shape {list(table.shape)}; it needs a row{where} for each of {self._tokens_text()}."
+            )
         if not self._selector._has_destinations:
             raise RuntimeError("this plan has no destinations yet: call update(tokens, Action.SELECT) first.")
-        return table[self.positions[0] if self.joint else self.positions]
+        return gather_rows(table, dim, self.positions[0] if self.joint else self.positions)
 
     def place(self, tokens: Tensor, rows: Tensor, start: int = 0) -> Tensor:
         """`tokens` with these rows in the places of the destinations, in a grid that begins at `start`."""
@@ -405,6 +409,18 @@ class MergePlan(Plan):
 
     def _tokens_text(self) -> str:
         return f"the {self.grid.num_tokens} tokens of a {self.grid.height}×{self.grid.width} grid"
+
+
+def gather_rows(table: Tensor, dim: int, rows: Tensor) -> Tensor:
+    """The rows of a table that lie in `dim`: [D] for all samples alike, or [B, D] for each its own."""
+    if rows.ndim == 1:
+        return table.index_select(dim, rows)
+    if dim == 0:
+        return table[rows]
+    shape = [len(rows), *table.shape[1:]]
+    shape[dim] = rows.shape[1]
+    aligned = rows.reshape([len(rows)] + [1] * (dim - 1) + [rows.shape[1]] + [1] * (table.ndim - dim - 1))
+    return table.expand(len(rows), *table.shape[1:]).gather(dim, aligned.expand(shape))
 
 
 def num_destinations(region_size: int, ratio: float) -> int:

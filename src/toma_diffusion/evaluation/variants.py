@@ -124,7 +124,7 @@ def mixes_images(model: Any, variant: Variant) -> bool:
     So it is where all samples have one table of positions, as in Flux: they then share their destinations.
     """
     adapter = find_adapter(model)
-    shares_positions = adapter is not None and any(block.position_table for block in adapter.blocks(model))
+    shares_positions = adapter is not None and adapter.is_joint(model)
     merges_jointly = variant.config is not None and variant.config.ratio > 0 and shares_positions
     return merges_jointly or any(shortcut.mixes_images for shortcut in variant.shortcuts)
 

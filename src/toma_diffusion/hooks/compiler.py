@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.sites import Arguments, Hook, Keywords, remove_hooks
+from toma_diffusion.hooks.arguments import Arguments, Keywords
+from toma_diffusion.hooks.sites import Hook, remove_hooks
 
 MODES = ("blocks", "whole", "graphs")
 GRAPHS_PER_BLOCK_CLASS = 256

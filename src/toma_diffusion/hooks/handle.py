@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from toma_diffusion.hooks.arguments import Arguments, Given, Keywords
 from toma_diffusion.hooks.compiler import compile_denoiser, prepare_compiler, undo_compile
 from toma_diffusion.hooks.reuse import StandIn
-from toma_diffusion.hooks.sites import Arguments, Hook, Keywords, remove_hooks
+from toma_diffusion.hooks.sites import Hook, remove_hooks
 from toma_diffusion.hooks.state import Call, MergeState
 from toma_diffusion.hooks.summary import BlockRecord, Summary, summarize
 
@@ -27,6 +28,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         self.module = self._target()
+        self.hook.bind(self.module)
         self._may_move = self.name is not None and hasattr(self.module, "weight")  # a single layer, wrapped or not
 
     def put(self) -> None:
@@ -42,6 +44,7 @@ class Placement:
             return
         remove_hooks(self.module, lambda hook: hook is self.hook)
         self.module = target
+        self.hook.bind(target)
         self.put()
 
     def take_out(self) -> None:
@@ -79,7 +82,7 @@ class RootHook(Hook):
     """Runs before every call of the denoiser: reads the call and sets the state. Never part of a compiled graph."""
 
     state: MergeState
-    read_call: Callable[[nn.Module, Arguments, Keywords], Call]
+    read_call: Callable[[nn.Module, Given], Call]
     check: Callable[[nn.Module], None]
     """Raises if the model was changed in a way that merging does not allow."""
     compiled_blocks: Callable[[nn.Module], list[nn.Module]]
@@ -101,7 +104,7 @@ class RootHook(Hook):
             self.check(module)
         for placement in self.placements:
             placement.follow()
-        self.state.begin_call(module, self.read_call(module, args, kwargs))
+        self.state.begin_call(module, self.read_call(module, Given(self.names, args, kwargs)))
 
 
 class ToMAHandle:

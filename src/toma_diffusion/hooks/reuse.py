@@ -15,8 +15,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from toma_diffusion.core.memory import Remembered
-from toma_diffusion.hooks.sites import Arguments, Hook, Keywords
+from toma_diffusion.hooks.arguments import Arguments, Given, Keywords, parameter_names
+from toma_diffusion.hooks.sites import Hook
 from toma_diffusion.hooks.state import Call, MergeState
+
+TEXT = "encoder_hidden_states"
+"""What diffusers calls the text that goes through blocks."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +34,10 @@ class Stream:
     argument: str | None = None
     """The argument of the first module that it comes from. None if it does not come from one of the same shape: then
     the output itself is remembered, not the change."""
-    position: int = 0
-    """Of that argument, if it is not passed by name."""
 
-    def read(self, args: Arguments, kwargs: Keywords) -> Tensor | None:
+    def read(self, given: Given) -> Tensor | None:
         """The tensor before the part."""
-        if self.argument is None:
-            return None
-        tokens: Tensor = kwargs[self.argument] if self.argument in kwargs else args[self.position]
-        return tokens
+        return None if self.argument is None else given[self.argument]
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,12 @@ class PassOn:
     stream: int | None = None
     """Which of two outputs is the image stream, the other is text; None if the block returns one tensor."""
 
-    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> Any:
+    def __call__(self, module: nn.Module, given: Given) -> Any:
         """The tokens."""
-        tokens = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         if self.stream is None:
-            return tokens
-        text = kwargs["encoder_hidden_states"] if "encoder_hidden_states" in kwargs else args[1]
-        return (tokens, text) if self.stream == 0 else (text, tokens)
+            return given.tokens
+        text = given[TEXT]
+        return (given.tokens, text) if self.stream == 0 else (text, given.tokens)
 
 
 @dataclass(eq=False)
@@ -64,13 +62,15 @@ class Part:
     name: str
     modules: tuple[nn.Module, ...]
     """In the order in which they run."""
-    stand_ins: tuple[Callable[[nn.Module, Arguments, Keywords], Any], ...]
+    stand_ins: tuple[Callable[[nn.Module, Given], Any], ...]
     """For every module, what it returns if it does not run."""
     streams: tuple[Stream, ...]
     memory: Remembered | None = None
     """Of the current call; None if this call neither remembers nor reuses."""
     inputs: tuple[Tensor | None, ...] | None = None
     """What went in, while the part runs."""
+    writes_in_place: bool = False
+    """Whether something writes into the tokens that go through the part."""
 
 
 @dataclass(eq=False)
@@ -81,8 +81,13 @@ class EnterPart(Hook):
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         """Before any other hook of the module."""
-        if self.part.memory is not None:
-            self.part.inputs = tuple(stream.read(args, kwargs) for stream in self.part.streams)
+        part = self.part
+        if part.memory is not None:
+            given = Given(self.names, args, kwargs)
+            inputs = [stream.read(given) for stream in part.streams]
+            if part.writes_in_place:
+                inputs = [None if each is None else each.clone() for each in inputs]
+            part.inputs = tuple(inputs)
 
 
 @dataclass(eq=False)
@@ -132,7 +137,7 @@ class StandIn:
 
     module: nn.Module
     state: MergeState
-    instead: Callable[[nn.Module, Arguments, Keywords], Any]
+    instead: Callable[[nn.Module, Given], Any]
     before: Callable[..., Any] | None = None
     """The `forward` that the instance had before, such as that of an offloading hook; None if it was its class's."""
     of_class: Callable[..., Any] | None = None
@@ -140,10 +145,13 @@ class StandIn:
     removed: bool = False
     """Set when it was removed but something else still calls it."""
 
+    def __post_init__(self) -> None:
+        self.names = parameter_names(self.module)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """In the place of `forward`."""
         if self.state.reusing and not self.removed:
-            return self.instead(self.module, args, kwargs)
+            return self.instead(self.module, Given(self.names, args, kwargs))
         if self.before is not None:
             return self.before(*args, **kwargs)
         return self.of_class(self.module, *args, **kwargs)  # type: ignore[misc]

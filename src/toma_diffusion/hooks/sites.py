@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +17,11 @@ from torch.nn import functional
 
 from toma_diffusion.core import Plan
 from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.state import MergeState, Slot
+from toma_diffusion.hooks.arguments import Arguments, Given, Keywords, parameter_names
+from toma_diffusion.hooks.state import MergeState, Slot, image_start
 
 if TYPE_CHECKING:
     from toma_diffusion.hooks.reuse import Part
-
-Arguments = tuple[Any, ...]
-Keywords = dict[str, Any]
 
 
 class Hook:
@@ -30,9 +29,15 @@ class Hook:
 
     before = True
     """Whether it runs before the module (a forward pre-hook) or after it (a forward hook)."""
+    names: tuple[str, ...] = ()
+    """The parameters of the module that it is a hook of."""
+
+    def bind(self, module: nn.Module) -> None:
+        """Learn the parameters of the module. Called before the hook is put in."""
+        self.names = parameter_names(module)
 
 
-def never(keywords: Keywords) -> bool:
+def never(given: Given) -> bool:
     """For sites that are always merged. A named function, so that hooks can be pickled."""
     return False
 
@@ -44,12 +49,12 @@ class Site:
     state: MergeState
     slot: Slot
     """Sites of one slot share a plan."""
-    leave_alone: Callable[[Keywords], bool] = never
-    """Whether a call with these keyword arguments must not be merged."""
+    leave_alone: Callable[[Given], bool] = never
+    """Whether a call with these arguments must not be merged."""
 
-    def plan(self, keywords: Keywords) -> Plan | None:
+    def plan(self, given: Given) -> Plan | None:
         """The plan to use in this call, or None if the module is not merged."""
-        if not self.state.active or self.leave_alone(keywords):
+        if not self.state.active or self.leave_alone(given):
             return None
         plan = self.slot.plan
         return None if plan is None or plan.is_identity else plan
@@ -62,9 +67,9 @@ class Site:
                 plan.update(tokens(), self.state.action)
 
     def image_start(self, length: int, plan: Plan, merged: bool = False) -> int:
-        """Where the image begins in a sequence: text may come before it, reference images after it."""
-        image_tokens = self.state.image_tokens or plan.grid.num_tokens
-        return length - image_tokens + (plan.grid.num_tokens - plan.num_destinations if merged else 0)
+        """Where the image begins in a sequence: text may come before or after it, reference images after it."""
+        removed = plan.grid.num_tokens - plan.num_destinations if merged else 0
+        return image_start(length + removed, self.state.image_at, plan.grid)
 
     def image(self, plan: Plan, tokens: Tensor) -> Tensor:
         """The part of the sequence that is the image grid."""
@@ -72,7 +77,7 @@ class Site:
         return tokens.narrow(1, start, plan.grid.num_tokens)
 
     def merge(self, plan: Plan, tokens: Tensor) -> Tensor:
-        """Merge the image grid in a sequence [text, image, references]; the rest is unchanged."""
+        """Merge the image grid in a sequence; the rest is unchanged."""
         start = self.image_start(tokens.shape[1], plan)
         return _replace(tokens, 1, start, plan.grid.num_tokens, plan.merge)
 
@@ -87,10 +92,25 @@ class Site:
             return plan.unmerge(change, residual=whole)
         return whole + self.unmerge(plan, change)
 
-    def gather(self, plan: Plan, tables: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Position tables with the image grid's rows reduced to those of the destinations."""
-        start = self.image_start(tables[0].shape[0], plan)
-        return tuple(_replace(table, 0, start, plan.grid.num_tokens, plan.gather) for table in tables)
+    def gather(self, plan: Plan, table: Tensor, dims: tuple[int, ...]) -> Tensor:
+        """A table with the image grid's rows in these dimensions reduced to those of the destinations."""
+        for dim in dims:
+            length = table.shape[dim]
+            if length > 1:  # one row for all tokens stays
+                start = self.image_start(length, plan)
+                table = _replace(table, dim, start, plan.grid.num_tokens, partial(plan.gather, dim=dim))
+        return table
+
+
+@dataclass(frozen=True)
+class PerToken:
+    """An argument with a row for every token of a sequence: positions, modulation, a mask."""
+
+    name: str
+    dims: tuple[int, ...] = (0,)
+    """In which its rows lie. Two for a mask of queries and keys."""
+    item: int | None = None
+    """Which item of a tuple has the rows of the image; None if all have, or if it is no tuple."""
 
 
 @dataclass(frozen=True)
@@ -107,25 +127,26 @@ class KeyBias:
 
 @dataclass(eq=False)
 class MergeInput(Hook):
-    """Forward pre-hook: the module sees merged `hidden_states`, and the destinations' rows of its position table."""
+    """Forward pre-hook: the module sees merged tokens, and of other arguments the destinations' rows."""
 
     site: Site
-    position_table: str | None = None
+    per_token: tuple[PerToken, ...] = ()
     key_bias: KeyBias | None = None
-    check: Callable[[Keywords], object] = never
-    """Raises if a call with these keyword arguments cannot be merged."""
+    check: Callable[[Given], object] = never
+    """Raises if a call with these arguments cannot be merged."""
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
         """Merge before the module."""
-        plan = self.site.plan(kwargs)
+        given = Given(self.names, args, kwargs)
+        plan = self.site.plan(given)
         if plan is None:
             return None
-        self.check(kwargs)
-        tokens = get_hidden_states(args, kwargs)
+        self.check(given)
+        tokens = given.tokens
         self.site.update(plan, lambda: self.site.image(plan, tokens))
-        args, kwargs = set_hidden_states(args, kwargs, self.site.merge(plan, tokens))
-        kwargs = gather_positions(self.site, plan, self.position_table, kwargs)
-        return args, bias_keys(self.site, plan, self.key_bias, args, kwargs)
+        given = given.with_tokens(self.site.merge(plan, tokens))
+        given = bias_keys(self.site, plan, self.key_bias, gather_rows(self.site, plan, self.per_token, given))
+        return given.args, given.kwargs
 
 
 @dataclass(eq=False)
@@ -136,27 +157,28 @@ class UpdatePlan(Hook):
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         """Update the plan before the block."""
-        plan = self.site.plan(kwargs)
+        given = Given(self.names, args, kwargs)
+        plan = self.site.plan(given)
         if plan is not None:
-            tokens = get_hidden_states(args, kwargs)
-            self.site.update(plan, lambda: self.site.image(plan, tokens))
+            self.site.update(plan, lambda: self.site.image(plan, given.tokens))
 
 
 @dataclass(eq=False)
-class GatherPositions(Hook):
-    """Forward pre-hook of a module whose input is merged already: only its position table is still whole."""
+class GatherRows(Hook):
+    """Forward pre-hook of a module whose tokens are merged already: other arguments still have rows for all."""
 
     site: Site
-    position_table: str
+    per_token: tuple[PerToken, ...]
     key_bias: KeyBias | None = None
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
-        """Replace the position table before the module."""
-        plan = self.site.plan(kwargs)
+        """Replace them before the module."""
+        given = Given(self.names, args, kwargs)
+        plan = self.site.plan(given)
         if plan is None:
             return None
-        kwargs = gather_positions(self.site, plan, self.position_table, kwargs)
-        return args, bias_keys(self.site, plan, self.key_bias, args, kwargs)
+        given = bias_keys(self.site, plan, self.key_bias, gather_rows(self.site, plan, self.per_token, given))
+        return given.args, given.kwargs
 
 
 @dataclass(eq=False)
@@ -169,7 +191,7 @@ class MergeOutput(Hook):
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
         """Merge after the module."""
-        plan = self.site.plan(kwargs)
+        plan = self.site.plan(Given(self.names, args, kwargs))
         if plan is None:
             return output
         tokens = output[0] if isinstance(output, tuple) else output
@@ -190,7 +212,7 @@ class UnmergeOutput(Hook):
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
         """Unmerge after the module."""
-        plan = self.site.plan(kwargs)
+        plan = self.site.plan(Given(self.names, args, kwargs))
         if plan is None:
             return output
         if isinstance(output, Tensor):
@@ -217,25 +239,28 @@ class EnterBlock(Hook):
     site: Site
     run: Run
     first: bool
-    normalize: Callable[[nn.Module, Arguments, Keywords], Tensor]
+    normalize: Callable[[nn.Module, Given], Tensor]
     """The tokens that the block's first layer sees; destinations are chosen among them."""
-    position_table: str | None = None
+    per_token: tuple[PerToken, ...] = ()
     key_bias: KeyBias | None = None
+    writes_in_place: bool = False
+    """Whether the block writes into the tokens that it gets."""
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
         """Merge before the block."""
-        plan = self.site.plan(kwargs)
+        given = Given(self.names, args, kwargs)
+        plan = self.site.plan(given)
         if plan is None:
             return None
         if self.first or self.site.state.block_by_block:
-            self.site.update(plan, lambda: self.site.image(plan, self.normalize(module, args, kwargs)))
-            self.run.whole = get_hidden_states(args, kwargs)
-            self.run.merged = self.site.merge(plan, self.run.whole)
-            new_args, new_kwargs = set_hidden_states(args, kwargs, self.run.merged)
+            self.site.update(plan, lambda: self.site.image(plan, self.normalize(module, given)))
+            merged = self.site.merge(plan, given.tokens)
+            self.run.whole, self.run.merged = given.tokens, merged
+            reduced = given.with_tokens(merged.clone() if self.writes_in_place else merged)
         else:
-            new_args, new_kwargs = args, kwargs
-        new_kwargs = gather_positions(self.site, plan, self.position_table, new_kwargs)
-        return new_args, bias_keys(self.site, plan, self.key_bias, new_args, new_kwargs)
+            reduced = given
+        reduced = bias_keys(self.site, plan, self.key_bias, gather_rows(self.site, plan, self.per_token, reduced))
+        return reduced.args, reduced.kwargs
 
 
 @dataclass(eq=False)
@@ -259,7 +284,7 @@ class LeaveBlock(Hook):
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
         """Unmerge after the block."""
-        plan = self.site.plan(kwargs)
+        plan = self.site.plan(Given(self.names, args, kwargs))
         if plan is None or not (self.last or self.site.state.block_by_block):
             return output
         whole, merged = self.run.whole, self.run.merged
@@ -288,44 +313,41 @@ class LeaveBlock(Hook):
         return self.site.unmerge_onto(remembered, plan, change - self.site.merge(plan, remembered))
 
 
-def get_hidden_states(args: Arguments, kwargs: Keywords) -> Tensor:
-    """The tokens, passed by name or first."""
-    tokens: Tensor = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-    return tokens
+def gather_rows(site: Site, plan: Plan, per_token: tuple[PerToken, ...], given: Given) -> Given:
+    """The same arguments; those that have a row for every token reduced to the destinations' rows."""
+    for each in per_token:
+        value = given[each.name]
+        if value is None:
+            continue
+        if isinstance(value, (tuple, list)):
+            rows: Any = tuple(
+                site.gather(plan, item, each.dims) if each.item in (None, index) else item
+                for index, item in enumerate(value)
+            )
+        else:
+            rows = site.gather(plan, value, each.dims)
+        given = given.with_argument(each.name, rows)
+    return given
 
 
-def set_hidden_states(args: Arguments, kwargs: Keywords, tokens: Tensor) -> tuple[Arguments, Keywords]:
-    """The same arguments with other tokens."""
-    if "hidden_states" in kwargs:
-        return args, {**kwargs, "hidden_states": tokens}
-    return (tokens, *args[1:]), kwargs
-
-
-def gather_positions(site: Site, plan: Plan, position_table: str | None, kwargs: Keywords) -> Keywords:
-    """The same keyword arguments with the position table, if there is one, reduced to the destinations' rows."""
-    if position_table is None or kwargs.get(position_table) is None:
-        return kwargs
-    return {**kwargs, position_table: site.gather(plan, kwargs[position_table])}
-
-
-def bias_keys(site: Site, plan: Plan, how: KeyBias | None, args: Arguments, kwargs: Keywords) -> Keywords:
-    """The same keyword arguments with the logarithm of every merged token's size as a bias of its key, if wanted."""
+def bias_keys(site: Site, plan: Plan, how: KeyBias | None, given: Given) -> Given:
+    """The same arguments with the logarithm of every merged token's size as a bias of its key, if wanted."""
     sizes = plan.log_sizes
     if how is None or sizes is None:
-        return kwargs
-    hidden_states = get_hidden_states(args, kwargs)
-    text = kwargs.get(how.text) if how.text is not None else None
-    length = hidden_states.shape[1] + (0 if text is None else text.shape[1])
+        return given
+    tokens = given.tokens
+    text = given[how.text] if how.text is not None else None
+    length = tokens.shape[1] + (0 if text is None else text.shape[1])
     start = site.image_start(length, plan, merged=True)
-    bias = functional.pad(sizes.to(hidden_states.dtype), (start, length - start - sizes.shape[1]))[:, None]
+    bias = functional.pad(sizes.to(tokens.dtype), (start, length - start - sizes.shape[1]))[:, None]
+    bias = bias if how.dims == 3 else bias[:, None]
     outer, _, inner = how.argument.rpartition(".")
-    taken = (kwargs.get(outer) or {}) if outer else kwargs
-    if taken.get(inner) is not None:
+    taken = (given[outer] or {}) if outer else {}
+    if (taken.get(inner) if outer else given[inner]) is not None:
         raise UsageError(
             f"self-attention got an {inner}, which size_aware_attention cannot be combined with: leave one of them out."
         )
-    taken = {**taken, inner: bias if how.dims == 3 else bias[:, None]}
-    return {**kwargs, outer: taken} if outer else taken
+    return given.with_argument(outer, {**taken, inner: bias}) if outer else given.with_argument(inner, bias)
 
 
 def _replace(tensor: Tensor, dim: int, start: int, length: int, change: Callable[[Tensor], Tensor]) -> Tensor:

@@ -34,8 +34,16 @@ class Call:
     """As it was passed. If it is a view into the scheduler's timesteps, the step is known exactly."""
     grids: dict[str, Grid] = field(default_factory=dict)
     """The image grid of every kind of block."""
-    image_tokens: int | None = None
-    """Length of the image stream if it is longer than the grid, because reference images follow it."""
+    image_at: int | None = None
+    """Where the grid begins in every sequence of tokens: counted from the beginning, or from the end if negative. None:
+    it is at the end."""
+    lengths: dict[str, int] = field(default_factory=dict)
+    """The length of the sequence that goes through the blocks of a kind, if there is more in it than the image and
+    what `image_at` says."""
+    text_tokens: int | None = None
+    """Length of the text stream, if it is not that of `conditioning`."""
+    batch: int | None = None
+    """Batch size, if `sample` is a single picture."""
     joint: bool = False
     """Whether the whole batch has one position table, so that all samples must share their destinations."""
     block_by_block: str | None = None
@@ -45,6 +53,23 @@ class Call:
     the other scopes nothing is."""
     blocks_skipped: str | None = None
     """The reason why the model itself leaves out blocks in this call, if so. Then nothing is remembered or reused."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in this call."""
+        return self.sample.shape[0] if self.batch is None else self.batch
+
+    def length(self, kind: str) -> int:
+        """Tokens of a sample that go through the blocks of a kind."""
+        from_the_end = -self.image_at if self.image_at is not None and self.image_at < 0 else 0
+        return self.lengths.get(kind, from_the_end or self.grids[kind].num_tokens)
+
+
+def image_start(length: int, image_at: int | None, grid: Grid) -> int:
+    """The index at which the image grid begins in a sequence of that length, see `Call.image_at`."""
+    if image_at is None:
+        return length - grid.num_tokens
+    return image_at if image_at >= 0 else length + image_at
 
 
 @dataclass(eq=False)
@@ -89,7 +114,7 @@ class MergeState:
     """What plans do in this call."""
     block_by_block: bool = False
     """Whether runs of blocks are merged and unmerged at every block in this call."""
-    image_tokens: int | None = None
+    image_at: int | None = None
     parts: list[Part] = field(default_factory=list)
     """What is computed, or reused, together."""
     reusing: bool = False
@@ -164,7 +189,7 @@ class MergeState:
 
     def begin_call(self, model: nn.Module, call: Call) -> None:
         """Set everything up for one call of the denoiser. Runs outside compiled code, and never waits for the GPU."""
-        tick = self.steps.read(model, call.sample, call.conditioning, call.timestep)
+        tick = self.steps.read(model, call.sample, call.conditioning, call.timestep, call.batch_size)
         if self.enabled and tick.num_steps is None and self.schedule.needs is not None:
             raise RuntimeError(
                 f"{self.schedule.needs} needs the number of steps, which is not known here. Call "
@@ -178,7 +203,7 @@ class MergeState:
         action = self.schedule.action(tick.step, tick.num_steps) if self.enabled else None
         action = self._remember(call, tick, action)
         self.active, self.action = action is not None, action or Action.REUSE
-        self.image_tokens = call.image_tokens
+        self.image_at = call.image_at
         self.block_by_block = self.config.scope == "stage" and call.block_by_block is not None
         if self.block_by_block:
             self.notes.add(f"stages were merged block by block: {call.block_by_block}")
@@ -258,7 +283,7 @@ class MergeState:
 
     def _sharing(self, call: Call, tick: Tick) -> tuple[int, int]:
         """Of how many parts that share a plan the batch consists, and the pass whose plans this call uses."""
-        asked, batch = self.config.guidance_parts, call.sample.shape[0]
+        asked, batch = self.config.guidance_parts, call.batch_size
         if asked == 1:
             self.guidance = "every sample chooses for itself"
             return 1, tick.ordinal
@@ -319,7 +344,7 @@ class MergeState:
 
     def _plan(self, slot: Slot, call: Call, ordinal: int, parts: int) -> tuple[PlanKey, Plan]:
         sample, grid = call.sample, call.grids[slot.kind]
-        key = (slot.name, ordinal, grid, sample.shape[0], parts, sample.dtype, sample.device, call.joint)
+        key = (slot.name, ordinal, grid, call.batch_size, parts, sample.dtype, sample.device, call.joint)
         if key not in self._plans:
             shared = {}
             if slot.first_of_kind is not None:
@@ -328,7 +353,7 @@ class MergeState:
             with torch.inference_mode(False):  # buffers made in inference mode cannot be updated outside it
                 plan = slot.make(
                     grid,
-                    batch_size=sample.shape[0],
+                    batch_size=call.batch_size,
                     parts=parts,
                     dtype=sample.dtype,
                     device=sample.device,

@@ -96,10 +96,17 @@ class StepCounter:
             self._passes.clear()
         self._given_step = step
 
-    def read(self, model: nn.Module, sample: Tensor, conditioning: Tensor | None, timestep: Any = None) -> Tick:
-        """Count one call of the denoiser."""
+    def read(
+        self,
+        model: nn.Module,
+        sample: Tensor,
+        conditioning: Tensor | None,
+        timestep: Any = None,
+        batch: int | None = None,
+    ) -> Tick:
+        """Count one call of the denoiser. The batch size is that of the sample, if it is not passed."""
         found = running_pipeline(model)
-        self._parts = 1 if found is None else found.parts(sample.shape[0])
+        self._parts = 1 if found is None else found.parts(sample.shape[0] if batch is None else batch)
         if self._given_step is not None:
             self._step = self._given_step
             return self._note(sample, conditioning, self._given_num_steps, is_exact=True)

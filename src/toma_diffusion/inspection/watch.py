@@ -13,8 +13,9 @@ from toma_diffusion.adapters import Block, find_adapter, supported
 from toma_diffusion.api import find_denoiser
 from toma_diffusion.core import Grid
 from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.arguments import given_to
 from toma_diffusion.hooks.handle import find_root
-from toma_diffusion.hooks.state import Call
+from toma_diffusion.hooks.state import Call, image_start
 from toma_diffusion.hooks.step import StepCounter, Tick
 
 
@@ -49,8 +50,8 @@ def watch(pipe: Any, on_block: Callable[[BlockInput], None]) -> Iterator[list[Bl
     now: dict[str, Any] = {}
 
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        call = adapter.read_call(module, args, kwargs)
-        tick = steps.read(module, call.sample, call.conditioning, call.timestep)
+        call = adapter.read_call(module, given_to(module, args, kwargs))
+        tick = steps.read(module, call.sample, call.conditioning, call.timestep, call.batch_size)
         now.update(call=call, tick=tick)
 
     def look(block: Block) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
@@ -60,8 +61,8 @@ def watch(pipe: Any, on_block: Callable[[BlockInput], None]) -> Iterator[list[Bl
             if tick.ordinal > 0:
                 return
             grid = call.grids[block.kind]
-            sequence = block.normalize(module, args, kwargs)[-1]  # text may come before the image, references after it
-            start = len(sequence) - (call.image_tokens or grid.num_tokens)
+            sequence = block.normalize(module, given_to(module, args, kwargs))[-1]  # not only the image
+            start = image_start(len(sequence), call.image_at, grid)
             tokens = sequence[start : start + grid.num_tokens].detach().float()
             on_block(BlockInput(tick.step, block.name, block.kind, grid, tokens))
 

@@ -9,11 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from toma_diffusion.adapters import Arguments, Block, Hook, Keywords, Site, SiteSpec, _diffusers, argument
+from toma_diffusion.adapters import Arguments, Block, Given, Hook, Keywords, Site, SiteSpec, _diffusers
 from toma_diffusion.config import ToDoConfig
 from toma_diffusion.core import Grid, Plan
 from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.sites import get_hidden_states
 from toma_diffusion.methods.base import PerBlockMethod, relative_levels
 
 
@@ -26,7 +25,7 @@ class ToDo(PerBlockMethod[ToDoConfig]):
 
     def left_alone(self, config: ToDoConfig, blocks: list[Block]) -> dict[int, str]:
         """Blocks of a lower resolution. Raises for joint attention."""
-        joint = [block.name for block in blocks if block.stream is not None]
+        joint = [block.name for block in blocks if not block.takes_other_keys]
         if joint:
             raise UsageError(
                 f"ToDo cannot be applied here: {joint[0]} attends to text and image jointly and makes queries and keys "
@@ -94,9 +93,9 @@ class DownsamplePlan(Plan):
         """Nothing to restore: there is a query for every token."""
         return merged if residual is None else residual + merged
 
-    def gather(self, table: Tensor) -> Tensor:
+    def gather(self, table: Tensor, dim: int = 0) -> Tensor:
         """The rows of the tokens that are kept."""
-        return table.index_select(0, self.positions)
+        return table.index_select(dim, self.positions)
 
 
 @dataclass(eq=False)
@@ -108,15 +107,16 @@ class DownsampleKeys(Hook):
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
         """Pass the smaller grid in addition to all tokens."""
-        plan = self.site.plan(kwargs)
+        given = Given(self.names, args, kwargs)
+        plan = self.site.plan(given)
         if plan is None:
             return None
-        if argument("encoder_hidden_states", 1, args, kwargs) is not None:
+        if given["encoder_hidden_states"] is not None:
             raise UsageError("this block attends to text where others attend to themselves: name it in skip_blocks.")
         if _diffusers.has_fused_projections(module):
             raise UsageError(
                 "ToDo makes keys from other tokens than queries, which fused projections cannot: "
                 "call unfuse_qkv_projections first."
             )
-        tokens = self.site.merge(plan, get_hidden_states(args, kwargs))
-        return args, {**kwargs, "encoder_hidden_states": tokens}
+        given = given.with_argument("encoder_hidden_states", self.site.merge(plan, given.tokens))
+        return given.args, given.kwargs

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from toma_diffusion.adapters import Block
 from toma_diffusion.config import ToMeSDConfig
-from toma_diffusion.core import Action, Grid, Plan, num_destinations
+from toma_diffusion.core import Action, Grid, Plan, gather_rows, num_destinations
 from toma_diffusion.methods.base import PerBlockMethod, relative_levels
 
 
@@ -171,10 +171,10 @@ class MatchingPlan(Plan):
         tokens = take(merged, rows)
         return tokens if residual is None else residual + tokens
 
-    def gather(self, table: Tensor) -> Tensor:
-        """The rows of the sources that are kept and of the destinations: [N, ...] -> [D, ...], or [B, D, ...]."""
+    def gather(self, table: Tensor, dim: int = 0) -> Tensor:
+        """The rows of the sources that are kept and of the destinations."""
         origins, *_ = self._matched()
-        return table[origins[0] if self.joint else origins]
+        return gather_rows(table, dim, origins[0] if self.joint else origins)
 
     def _divide(self) -> tuple[Tensor, Tensor]:
         """Destinations and sources [cells] and [N − cells], both in row-major order."""

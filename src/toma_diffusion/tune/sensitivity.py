@@ -30,7 +30,8 @@ from toma_diffusion.adapters import Block, find_adapter
 from toma_diffusion.api import find_denoiser
 from toma_diffusion.core import Grid
 from toma_diffusion.experiments.shortcuts.base import forwards_restored
-from toma_diffusion.hooks.sites import Arguments, Keywords, get_hidden_states
+from toma_diffusion.hooks.arguments import Arguments, Keywords, given_to
+from toma_diffusion.hooks.state import Call, image_start
 from toma_diffusion.pipelines.generation import ImageRequest, generate_latents
 
 ERROR = 0.02
@@ -151,7 +152,7 @@ class Prober:
         adapter = find_adapter(self.model)
         self.blocks: list[Block] = adapter.blocks(self.model) if adapter else []
         self._adapter = adapter
-        self._grids: dict[str, Grid] = {}
+        self._call: Call | None = None
         self._step = 0
         self._outputs: list[list[Any]] = []
         """Of the denoiser, for every step and call."""
@@ -186,7 +187,7 @@ class Prober:
 
         def remember(module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> None:
             if self._adapter is not None:
-                self._grids = self._adapter.read_call(module, args, kwargs).grids
+                self._call = self._adapter.read_call(module, given_to(module, args, kwargs))
             self._outputs[min(self._step, self.request.steps)].append(output)
 
         hook = self.model.register_forward_hook(remember, with_kwargs=True)
@@ -214,16 +215,18 @@ class Prober:
 
     def _error(self, index: int, step: int) -> Callable[..., Any]:
         """A hook that adds the error to the image stream of a block."""
-        block = self.blocks[index]
-        stream, grid = block.stream, self._grids[block.kind]
+        block, call = self.blocks[index], self._call
+        if call is None:
+            raise RuntimeError("the original image was not generated yet.")
+        stream, grid, image_at = block.stream, call.grids[block.kind], call.image_at
 
         def add(module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
             if self._step != step:
                 return output
             tokens = output if stream is None else output[stream]
-            before = get_hidden_states(args, kwargs)
+            before = given_to(module, args, kwargs).tokens
             change = tokens - before if before.shape == tokens.shape else tokens
-            noise = smooth_noise(tokens.shape, grid, seed=index).to(tokens.device)
+            noise = smooth_noise(tokens.shape, grid, image_at, seed=index).to(tokens.device)
             noise = noise * ERROR * torch.linalg.vector_norm(change.float()) / torch.linalg.vector_norm(noise)
             changed = (tokens.float() + noise).to(tokens.dtype)
             if stream is None:
@@ -233,12 +236,12 @@ class Prober:
         return add
 
 
-def smooth_noise(shape: Sequence[int], grid: Grid, seed: int) -> Tensor:
+def smooth_noise(shape: Sequence[int], grid: Grid, image_at: int | None, seed: int) -> Tensor:
     """Random values [batch, tokens, channels] that change slowly over the image, the same for the whole batch. What
-    else is in the sequence, text before and references after the image, gets none."""
-    channels = shape[2]
+    else is in the sequence gets none."""
+    _, length, channels = shape
     coarse = torch.randn((1, channels, SMOOTH, SMOOTH), generator=torch.Generator("cpu").manual_seed(seed))
     fine = functional.interpolate(coarse, size=(grid.height, grid.width), mode="bilinear")  # [1, channels, h, w]
     tokens = fine.flatten(2).transpose(1, 2)  # [1, h · w, channels]
-    missing = shape[1] - grid.num_tokens
-    return functional.pad(tokens, (0, 0, max(0, missing), 0))[:, : shape[1]].expand(tuple(shape))
+    start = image_start(length, image_at, grid)
+    return functional.pad(tokens, (0, 0, start, length - start - grid.num_tokens)).expand(tuple(shape))
