@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from toma_diffusion.adapters import Adapter, Block, _diffusers, find_adapter, supported
+from toma_diffusion.adapters import Adapter, Block, _diffusers, find_adapter, supported, unsupported
 from toma_diffusion.config import Config
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.handle import RootHook, ToMAHandle, find_root, install
@@ -71,7 +71,7 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | Path | None 
         raise RuntimeError(f"tokens are merged in this {type(model).__name__} already: call remove_toma first.")
     adapter = find_adapter(model)
     if adapter is None:
-        raise UsageError(f"{type(model).__name__} is not supported. Supported are: {supported()}.")
+        raise unsupported(model)
     pipeline = pipe_or_model if not isinstance(pipe_or_model, nn.Module) else None
     if isinstance(config_or_preset, Path) or str(config_or_preset).endswith(SUFFIX):
         tuned = _read_tuned(model, str(config_or_preset), overrides)

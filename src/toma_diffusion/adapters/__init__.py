@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from toma_diffusion.adapters.aura_flow import AuraFlowAdapter
 from toma_diffusion.adapters.base import (
     Adapter,
     AfterModulatingNorm,
@@ -15,15 +16,23 @@ from toma_diffusion.adapters.base import (
     SiteSpec,
     adds_residuals,
     around,
-    first_share,
+    leave_first,
     part_of,
 )
 from toma_diffusion.adapters.basic_block import describe_block
+from toma_diffusion.adapters.chroma import ChromaAdapter
 from toma_diffusion.adapters.flux import FluxAdapter
+from toma_diffusion.adapters.flux2 import Flux2Adapter
+from toma_diffusion.adapters.flux3 import Flux3Adapter
 from toma_diffusion.adapters.ids import IdReader, grid_from_ids
+from toma_diffusion.adapters.krea2 import Krea2Adapter
 from toma_diffusion.adapters.pixart import PixArtAdapter
+from toma_diffusion.adapters.qwen_image import QwenImageAdapter
+from toma_diffusion.adapters.qwen_image21 import QwenImage21Adapter
+from toma_diffusion.adapters.refused import reason_to_refuse
 from toma_diffusion.adapters.sd3 import SD3Adapter
 from toma_diffusion.adapters.unet import UNetAdapter
+from toma_diffusion.adapters.z_image import ZImageAdapter
 from toma_diffusion.core import Grid
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import Arguments, Given, Keywords
@@ -67,14 +76,28 @@ __all__ = [
     "around",
     "describe_block",
     "find_adapter",
-    "first_share",
     "grid_from_ids",
+    "leave_first",
     "part_of",
     "register_adapter",
     "supported",
+    "unsupported",
 ]
 
-_ADAPTERS: list[type[Adapter]] = [UNetAdapter, FluxAdapter, SD3Adapter, PixArtAdapter]
+_ADAPTERS: list[type[Adapter]] = [
+    UNetAdapter,
+    FluxAdapter,
+    SD3Adapter,
+    PixArtAdapter,
+    Flux2Adapter,
+    Flux3Adapter,
+    QwenImageAdapter,
+    QwenImage21Adapter,
+    ZImageAdapter,
+    Krea2Adapter,
+    ChromaAdapter,
+    AuraFlowAdapter,
+]
 
 
 def register_adapter(adapter: type[Adapter]) -> type[Adapter]:
@@ -92,6 +115,13 @@ def find_adapter(model: nn.Module) -> Adapter | None:
         if adapter.matches(model):
             return adapter
     return None
+
+
+def unsupported(model: nn.Module) -> UsageError:
+    """The error to raise for a model of another family."""
+    reason = reason_to_refuse(model)
+    why = f": {reason}" if reason else ""
+    return UsageError(f"{type(model).__name__} is not supported{why}. Supported are: {supported()}.")
 
 
 def supported() -> str:

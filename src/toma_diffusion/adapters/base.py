@@ -41,13 +41,14 @@ class Block:
     module: nn.Module
     kind: str
     """Blocks of one kind have the same grid and the same width, and share a plan."""
-    run: str
-    """Consecutive blocks of one run may stay merged together in `stage` scope."""
     width: int
     sites: tuple[SiteSpec, ...]
     """In the order in which they run."""
     normalize: Callable[[nn.Module, Given], Tensor]
     """Computes the tokens that the first layer of the block gets. Destinations are selected among them."""
+    run: str = ""
+    """Consecutive blocks of one run may stay merged together in `stage` scope. Default: its name without the last
+    number."""
     per_token: tuple[PerToken, ...] = ()
     """The arguments of the block, besides the tokens, that have a row for every token: positions, masks."""
     key_bias: KeyBias | None = None
@@ -64,6 +65,10 @@ class Block:
     """How often the grid was halved before this block. 0 if the model has one resolution."""
     feed_forward_chunk_dim: int | None = None
     """The dimension along which the feed-forward layer is called on chunks, if it is."""
+
+    def __post_init__(self) -> None:
+        if not self.run:
+            object.__setattr__(self, "run", self.name.rpartition(".")[0])
 
     def chosen_sites(self, roles: Iterable[str]) -> list[SiteSpec]:
         """The places to merge that have one of these roles."""
@@ -85,12 +90,14 @@ class Block:
 class Adapter(ABC):
     """Support for one model family. Register your own with `register_adapter`."""
 
+    model_class: str = ""
+    """The name of its class in diffusers."""
     supports: str
     """The model class and what it covers, for error messages."""
 
-    @abstractmethod
     def matches(self, model: nn.Module) -> bool:
         """Whether this adapter is for `model`."""
+        return bool(self.model_class) and _diffusers.is_instance(model, self.model_class)
 
     @abstractmethod
     def blocks(self, model: nn.Module) -> list[Block]:
@@ -205,11 +212,18 @@ def adds_residuals(given: Given, *names: str) -> str | None:
     return "a ControlNet adds its residuals after every block" if controlled else None
 
 
-def first_share(share: float, *stacks: int) -> tuple[int, ...]:
-    """The first share of the blocks of every stack, as indices over all stacks. For blocks to be left whole."""
-    first: list[int] = []
+def leave_first(*stacks: tuple[int, float]) -> dict[str, Any]:
+    """Defaults of large transformers: select in every step, and leave the first blocks of every stack whole.
+
+    In them text and image are combined. The paper leaves the first quarter of the joint and the first eighth of the
+    single blocks of Flux.1 whole.
+
+    Args:
+        stacks: for each its number of blocks, and the share that is left whole.
+    """
+    skipped: list[int] = []
     start = 0
-    for count in stacks:
-        first += range(start, start + round(share * count))
+    for count, share in stacks:
+        skipped += range(start, start + round(share * count))
         start += count
-    return tuple(first)
+    return {"select_every": 1, "reweigh_every": 1, "skip_blocks": tuple(skipped)}

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
-from toma_diffusion.adapters import _diffusers
 from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, adds_residuals, around
 from toma_diffusion.adapters.ids import IdReader
 from toma_diffusion.hooks.arguments import Given
@@ -25,14 +22,11 @@ LEFT_WHOLE = 5
 class FluxAdapter(Adapter):
     """Joint blocks, then single blocks. A merged token has the RoPE row of its destination. Text is never merged."""
 
+    model_class = "FluxTransformer2DModel"
     supports = "FluxTransformer2DModel (Flux.1 dev, schnell, Fill, Control, Kontext)"
 
     def __init__(self) -> None:
         self._ids = IdReader()
-
-    def matches(self, model: nn.Module) -> bool:
-        """Whether `model` is a FluxTransformer2DModel."""
-        return _diffusers.is_instance(model, "FluxTransformer2DModel")
 
     def defaults(self, model: Any) -> dict[str, Any]:
         """As in the paper: select in every step, do not merge the first joint and single blocks."""
@@ -68,7 +62,6 @@ def _describe_joint(module: Any, index: int) -> Block:
         name=f"transformer_blocks.{index}",
         module=module,
         kind="joint",
-        run="transformer_blocks",
         width=module.attn.query_dim,
         sites=(
             SiteSpec("attn", frozenset({"attn"}), around_attention),
@@ -87,7 +80,6 @@ def _describe_single(module: Any, index: int) -> Block:
         name=f"single_transformer_blocks.{index}",
         module=module,
         kind="single",
-        run="single_transformer_blocks",
         width=module.attn.query_dim,
         sites=(SiteSpec("norm…proj_out", frozenset({"attn", "ff"}), _between_norm_and_projection),),
         normalize=AfterModulatingNorm("norm"),

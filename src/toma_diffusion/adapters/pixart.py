@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
-from toma_diffusion.adapters import _diffusers
 from toma_diffusion.adapters.base import Adapter, Block
 from toma_diffusion.adapters.basic_block import describe_block
 from toma_diffusion.core import Grid
@@ -17,11 +14,8 @@ from toma_diffusion.hooks.state import Call
 class PixArtAdapter(Adapter):
     """One stack of BasicTransformerBlocks: one kind, one run. Positions are added before the first block."""
 
+    model_class = "PixArtTransformer2DModel"
     supports = "PixArtTransformer2DModel (PixArt-α, PixArt-Σ)"
-
-    def matches(self, model: nn.Module) -> bool:
-        """Whether `model` is a PixArtTransformer2DModel."""
-        return _diffusers.is_instance(model, "PixArtTransformer2DModel")
 
     def blocks(self, model: Any) -> list[Block]:
         """The stack."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from toma_diffusion.adapters import _diffusers
 from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, adds_residuals, around
 from toma_diffusion.core import Grid
@@ -16,11 +14,8 @@ from toma_diffusion.hooks.state import Call
 class SD3Adapter(Adapter):
     """One stack of joint blocks. Some have a second, image-only attention; the last returns no text."""
 
+    model_class = "SD3Transformer2DModel"
     supports = "SD3Transformer2DModel (Stable Diffusion 3, 3.5)"
-
-    def matches(self, model: nn.Module) -> bool:
-        """Whether `model` is an SD3Transformer2DModel."""
-        return _diffusers.is_instance(model, "SD3Transformer2DModel")
 
     def blocks(self, model: Any) -> list[Block]:
         """The stack."""
@@ -50,7 +45,6 @@ def _describe(module: Any, index: int) -> Block:
         name=f"transformer_blocks.{index}",
         module=module,
         kind="joint",
-        run="transformer_blocks",
         width=module.attn.query_dim,
         sites=tuple(sites),
         normalize=AfterModulatingNorm("norm1"),

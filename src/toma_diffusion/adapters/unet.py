@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from toma_diffusion.adapters import _diffusers
 from toma_diffusion.adapters.base import Adapter, Block, part_of
 from toma_diffusion.adapters.basic_block import describe_block
 from toma_diffusion.core import Grid
@@ -20,11 +19,8 @@ from toma_diffusion.hooks.state import Call
 class UNetAdapter(Adapter):
     """Every `Transformer2DModel` of the UNet is a run; those of one level are of one kind."""
 
+    model_class = "UNet2DConditionModel"
     supports = "UNet2DConditionModel (Stable Diffusion 1.x, 2.x, SDXL)"
-
-    def matches(self, model: nn.Module) -> bool:
-        """Whether `model` is a UNet2DConditionModel."""
-        return _diffusers.is_instance(model, "UNet2DConditionModel")
 
     def blocks(self, model: Any) -> list[Block]:
         """All BasicTransformerBlocks: down, middle, up."""

@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from toma_diffusion.adapters import Block, find_adapter, supported
+from toma_diffusion.adapters import Block, find_adapter, unsupported
 from toma_diffusion.api import find_denoiser
 from toma_diffusion.core import Grid
-from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import given_to
 from toma_diffusion.hooks.handle import find_root
 from toma_diffusion.hooks.state import Call, image_start
@@ -43,7 +42,7 @@ def watch(pipe: Any, on_block: Callable[[BlockInput], None]) -> Iterator[list[Bl
     model = find_denoiser(pipe)
     adapter = find_adapter(model)
     if adapter is None:
-        raise UsageError(f"{type(model).__name__} is not supported. Supported are: {supported()}.")
+        raise unsupported(model)
     if find_root(model) is not None:
         raise RuntimeError(f"tokens are merged in this {type(model).__name__}: call remove_toma first.")
     steps = StepCounter(pipe)

@@ -1,0 +1,64 @@
+"""AuraFlowTransformer2DModel: AuraFlow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, around, leave_first
+from toma_diffusion.core import Grid
+from toma_diffusion.hooks.arguments import Given
+from toma_diffusion.hooks.state import Call
+
+
+class AuraFlowAdapter(Adapter):
+    """Joint blocks, then single blocks on one sequence of text and image. Positions are added before the first."""
+
+    model_class = "AuraFlowTransformer2DModel"
+    supports = "AuraFlowTransformer2DModel (AuraFlow)"
+
+    def defaults(self, model: Any) -> dict[str, Any]:
+        """As for Flux.1: leave the first quarter of the joint and eighth of the single blocks."""
+        joint, single = len(model.joint_transformer_blocks), len(model.single_transformer_blocks)
+        return leave_first((joint, 1 / 4), (single, 1 / 8))
+
+    def blocks(self, model: Any) -> list[Block]:
+        """Joint, then single."""
+        joint = [
+            _describe(block, f"joint_transformer_blocks.{index}", "joint", stream=1)
+            for index, block in enumerate(model.joint_transformer_blocks)
+        ]
+        single = [
+            _describe(block, f"single_transformer_blocks.{index}", "single")
+            for index, block in enumerate(model.single_transformer_blocks)
+        ]
+        return joint + single
+
+    def read_call(self, model: Any, given: Given) -> Call:
+        """A token is a patch of the latent. The model adds tokens of its own to the text."""
+        sample, text = given["hidden_states"], given["encoder_hidden_states"]
+        height, width = (side // model.config.patch_size for side in sample.shape[-2:])
+        grid, text_tokens = Grid(height, width), text.shape[1] + model.register_tokens.shape[1]
+        return Call(
+            sample=sample,
+            conditioning=text,
+            timestep=given["timestep"],
+            grids={"joint": grid, "single": grid},
+            lengths={"single": text_tokens + grid.num_tokens},
+            text_tokens=text_tokens,
+        )
+
+
+def _describe(module: Any, name: str, kind: str, stream: int | None = None) -> Block:
+    return Block(
+        name=name,
+        module=module,
+        kind=kind,
+        width=module.attn.query_dim,
+        sites=(
+            SiteSpec("attn", frozenset({"attn"}), around("attn")),
+            SiteSpec("ff", frozenset({"ff"}), around("ff")),
+        ),
+        normalize=AfterModulatingNorm("norm1"),
+        stream=stream,
+        returns_text=stream is not None,
+    )

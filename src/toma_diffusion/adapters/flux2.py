@@ -1,0 +1,106 @@
+"""Flux2Transformer2DModel: FLUX.2 dev and klein. Reference images stay whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.ids import IdReader
+from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.arguments import Given
+from toma_diffusion.hooks.reuse import TEXT
+from toma_diffusion.hooks.sites import KeyBias, PerToken
+from toma_diffusion.hooks.state import Call
+
+ROTARY = PerToken("image_rotary_emb")
+KEY_BIAS = KeyBias("joint_attention_kwargs.attention_mask", dims=4, text=TEXT)
+KEY_BIAS_OF_ATTENTION = KeyBias("attention_mask", dims=4, text=TEXT)
+
+
+class Flux2Adapter(Adapter):
+    """Joint blocks, then single blocks on one sequence of text and image. All blocks of a kind share a modulation."""
+
+    model_class = "Flux2Transformer2DModel"
+    supports = "Flux2Transformer2DModel (FLUX.2 dev, klein)"
+
+    def __init__(self) -> None:
+        self._ids = IdReader()
+
+    def defaults(self, model: Any) -> dict[str, Any]:
+        """As for Flux.1: select in every step, leave the first quarter of the joint and eighth of the single blocks."""
+        joint, single = len(model.transformer_blocks), len(model.single_transformer_blocks)
+        return leave_first((joint, 1 / 4), (single, 1 / 8))
+
+    def blocks(self, model: Any) -> list[Block]:
+        """Joint, then single."""
+        joint = [_describe_joint(block, index) for index, block in enumerate(model.transformer_blocks)]
+        single = [_describe_single(block, index) for index, block in enumerate(model.single_transformer_blocks)]
+        return joint + single
+
+    def read_call(self, model: Any, given: Given) -> Call:
+        """The grid is read from the position ids. The image comes before its references."""
+        if given["kv_cache_mode"] == "extract" and given["num_ref_tokens"]:
+            raise UsageError(
+                "FLUX.2 klein with a KV cache puts reference images before the image in the step that fills the cache, "
+                "which cannot be merged: leave the cache out, or use remove_toma for it."
+            )
+        sample, text = given["hidden_states"], given["encoder_hidden_states"]
+        grid = self._ids.grid(given["img_ids"], sample.shape[1])
+        return Call(
+            sample=sample,
+            conditioning=text,
+            timestep=given["timestep"],
+            grids={"joint": grid, "single": grid},
+            image_at=-sample.shape[1],
+            lengths={"single": text.shape[1] + sample.shape[1]},
+            joint=True,
+        )
+
+
+def _describe_joint(module: Any, index: int) -> Block:
+    return Block(
+        name=f"transformer_blocks.{index}",
+        module=module,
+        kind="joint",
+        width=module.attn.query_dim,
+        sites=(
+            SiteSpec("attn", frozenset({"attn"}), around("attn", ROTARY, key_bias=KEY_BIAS_OF_ATTENTION)),
+            SiteSpec("ff", frozenset({"ff"}), around("ff")),
+        ),
+        normalize=Before(_before_joint),
+        per_token=(ROTARY,),
+        key_bias=KEY_BIAS,
+        stream=1,
+        returns_text=True,
+    )
+
+
+def _describe_single(module: Any, index: int) -> Block:
+    """The MLP is in the attention module: both share their projections."""
+    return Block(
+        name=f"single_transformer_blocks.{index}",
+        module=module,
+        kind="single",
+        width=module.attn.query_dim,
+        sites=(SiteSpec("attn", frozenset({"attn", "ff"}), around("attn", ROTARY, key_bias=KEY_BIAS_OF_ATTENTION)),),
+        normalize=Before(_before_single),
+        per_token=(ROTARY,),
+        key_bias=KEY_BIAS,
+    )
+
+
+def _before_joint(module: Any, given: Given) -> Tensor:
+    return _modulate(module.norm1(given.tokens), given["temb_mod_img"], 6)
+
+
+def _before_single(module: Any, given: Given) -> Tensor:
+    return _modulate(module.norm(given.tokens), given["temb_mod"], 3)
+
+
+def _modulate(tokens: Tensor, modulation: Tensor, chunks: int) -> Tensor:
+    """Shift and scale are the first two of so many chunks."""
+    modulation = modulation.unsqueeze(1) if modulation.ndim == 2 else modulation
+    shift, scale, *_ = modulation.chunk(chunks, dim=-1)
+    return (1 + scale) * tokens + shift

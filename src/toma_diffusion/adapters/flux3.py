@@ -1,0 +1,82 @@
+"""Flux3Transformer2DModel: FLUX.3, text to image. Reference images are not supported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.ids import IdReader
+from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.arguments import Given
+from toma_diffusion.hooks.sites import PerToken
+from toma_diffusion.hooks.state import Call
+
+ROTARY, MODULATION = PerToken("image_rotary_emb"), PerToken("temb_mod", dims=(1,))
+
+
+class Flux3Adapter(Adapter):
+    """Blocks on the image alone, then blocks on text and image. The blocks on the text alone are left alone."""
+
+    model_class = "Flux3Transformer2DModel"
+    supports = "Flux3Transformer2DModel (FLUX.3, without reference images)"
+
+    def __init__(self) -> None:
+        self._ids = IdReader()
+
+    def defaults(self, model: Any) -> dict[str, Any]:
+        """As for Flux.1. Those on the image alone are few: a quarter of them is left whole, and an eighth of the others."""
+        early, joint = len(model.mode_blocks["image"]), len(model.single_transformer_blocks)
+        return leave_first((early, 1 / 4), (joint, 1 / 8))
+
+    def blocks(self, model: Any) -> list[Block]:
+        """Those of the image, then the joint ones."""
+        early = [
+            _describe(block, f"mode_blocks.image.{i}", "image") for i, block in enumerate(model.mode_blocks["image"])
+        ]
+        joint = [
+            _describe(block, f"single_transformer_blocks.{index}", "joint", stream=1)
+            for index, block in enumerate(model.single_transformer_blocks)
+        ]
+        return early + joint
+
+    def read_call(self, model: Any, given: Given) -> Call:
+        """The grid is read from the position ids, once per generation."""
+        if given["image_cond_hidden_states"] is not None:
+            raise UsageError(
+                "FLUX.3 with reference images is not supported: generate without them, or use remove_toma for it."
+            )
+        sample = given["hidden_states"]
+        grid = self._ids.grid(given["img_ids"], sample.shape[1])
+        return Call(
+            sample=sample,
+            conditioning=given["encoder_hidden_states"],
+            timestep=given["timestep"],
+            grids={"image": grid, "joint": grid},
+            joint=True,
+        )
+
+
+def _describe(module: Any, name: str, kind: str, stream: int | None = None) -> Block:
+    """Attention and MLP run in parallel, on the same tokens."""
+    return Block(
+        name=name,
+        module=module,
+        kind=kind,
+        width=module.attn.query_dim,
+        sites=(
+            SiteSpec("attn", frozenset({"attn"}), around("attn", ROTARY)),
+            SiteSpec("ff", frozenset({"ff"}), around("ff")),
+        ),
+        normalize=Before(_before),
+        per_token=(ROTARY, MODULATION),
+        stream=stream,
+        returns_text=stream is not None,
+    )
+
+
+def _before(module: Any, given: Given) -> Tensor:
+    shift, scale, _ = given["temb_mod"].chunk(3, dim=-1)
+    tokens: Tensor = (1 + scale) * module.norm(given.tokens) + shift
+    return tokens

@@ -1,0 +1,66 @@
+"""Krea2Transformer2DModel: Krea 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.ids import IdReader
+from toma_diffusion.hooks.arguments import Given
+from toma_diffusion.hooks.sites import PerToken
+from toma_diffusion.hooks.state import Call
+
+ROTARY, MASK = PerToken("image_rotary_emb"), PerToken("attention_mask", dims=(3,))
+
+
+class Krea2Adapter(Adapter):
+    """One stack of blocks on one sequence: text, then the image. The blocks that prepare the text are left alone."""
+
+    model_class = "Krea2Transformer2DModel"
+    supports = "Krea2Transformer2DModel (Krea 2)"
+
+    def __init__(self) -> None:
+        self._ids = IdReader()
+
+    def defaults(self, model: Any) -> dict[str, Any]:
+        """Select in every step, leave the first eighth of the blocks."""
+        return leave_first((len(model.transformer_blocks), 1 / 8))
+
+    def blocks(self, model: Any) -> list[Block]:
+        """The stack."""
+        return [_describe(block, index) for index, block in enumerate(model.transformer_blocks)]
+
+    def read_call(self, model: Any, given: Given) -> Call:
+        """The grid is read from the positions, which begin with those of the text."""
+        sample, text = given["hidden_states"], given["encoder_hidden_states"]
+        return Call(
+            sample=sample,
+            conditioning=text,
+            timestep=given["timestep"],
+            grids={"block": self._ids.grid(given["position_ids"], sample.shape[1], text.shape[1])},
+            lengths={"block": text.shape[1] + sample.shape[1]},
+            joint=True,
+        )
+
+
+def _describe(module: Any, index: int) -> Block:
+    return Block(
+        name=f"transformer_blocks.{index}",
+        module=module,
+        kind="block",
+        width=module.attn.hidden_size,
+        sites=(
+            SiteSpec("attn", frozenset({"attn"}), around("attn", ROTARY, MASK)),
+            SiteSpec("ff", frozenset({"ff"}), around("ff")),
+        ),
+        normalize=Before(_before),
+        per_token=(ROTARY, MASK),
+    )
+
+
+def _before(module: Any, given: Given) -> Tensor:
+    scale, shift, *_ = (given["temb"].unflatten(-1, (6, -1)) + module.scale_shift_table).unbind(-2)
+    tokens: Tensor = (1 + scale) * module.norm1(given.tokens) + shift
+    return tokens

@@ -1,0 +1,84 @@
+"""QwenImageTransformer2DModel: Qwen-Image and Qwen-Image-Edit (only the generated image is merged)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, adds_residuals, around, leave_first
+from toma_diffusion.core import Grid
+from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.arguments import Given
+from toma_diffusion.hooks.sites import PerToken
+from toma_diffusion.hooks.state import Call
+
+ROTARY = PerToken("image_rotary_emb", item=0)
+"""A pair of tables, for the image and for the text."""
+MODULATION = PerToken("modulate_index", dims=(1,))
+"""Of editing models: which tokens are modulated by the time, and which as clean references."""
+
+
+class QwenImageAdapter(Adapter):
+    """One stack of joint blocks. The image comes first in its stream, reference images after it."""
+
+    model_class = "QwenImageTransformer2DModel"
+    supports = "QwenImageTransformer2DModel (Qwen-Image, Qwen-Image-Edit)"
+
+    def defaults(self, model: Any) -> dict[str, Any]:
+        """Select in every step, leave the first eighth of the blocks."""
+        return leave_first((len(model.transformer_blocks), 1 / 8))
+
+    def blocks(self, model: Any) -> list[Block]:
+        """The stack."""
+        if model.config.get("use_layer3d_rope"):
+            raise UsageError("Qwen-Image-Layered makes several layers of an image at once, which is not supported.")
+        return [_describe(block, index) for index, block in enumerate(model.transformer_blocks)]
+
+    def read_call(self, model: Any, given: Given) -> Call:
+        """The grid is that of the first image of every sample."""
+        sample = given["hidden_states"]
+        return Call(
+            sample=sample,
+            conditioning=given["encoder_hidden_states"],
+            timestep=given["timestep"],
+            grids={"joint": grid_from_shapes([shapes[0] for shapes in given["img_shapes"]])},
+            image_at=0,
+            lengths={"joint": sample.shape[1]},
+            joint=True,
+            block_by_block=adds_residuals(given, "controlnet_block_samples"),
+        )
+
+
+def grid_from_shapes(shapes: list[tuple[int, int, int]]) -> Grid:
+    """The grid of images of these frames, rows and columns, which must all be the same."""
+    frames, height, width = shapes[0]
+    if frames != 1 or any(tuple(shape) != tuple(shapes[0]) for shape in shapes):
+        raise UsageError(
+            f"img_shapes has {', '.join(map(str, shapes))} for the generated images of a batch: merging needs images "
+            "of one size, with one frame. Generate them one by one, or use remove_toma."
+        )
+    return Grid(height, width)
+
+
+def _describe(module: Any, index: int) -> Block:
+    return Block(
+        name=f"transformer_blocks.{index}",
+        module=module,
+        kind="joint",
+        width=module.dim,
+        sites=(
+            SiteSpec("attn", frozenset({"attn"}), around("attn", ROTARY)),
+            SiteSpec("img_mlp", frozenset({"ff"}), around("img_mlp")),
+        ),
+        normalize=Before(_before),
+        per_token=(ROTARY, MODULATION),
+        stream=1,
+        returns_text=True,
+    )
+
+
+def _before(module: Any, given: Given) -> Tensor:
+    modulation = module.img_mod(given["temb"]).chunk(2, dim=-1)[0]
+    tokens: Tensor = module._modulate(module.img_norm1(given.tokens), modulation, given["modulate_index"])[0]
+    return tokens

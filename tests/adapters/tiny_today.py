@@ -1,0 +1,205 @@
+"""Tiny real models of the families that came after Flux.1. Those that this diffusers does not have are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import diffusers
+import torch
+from tiny import Family, seeded
+from torch import nn
+
+TEXT_TOKENS, TEXT_WIDTH = 6, 32
+FLUX_LIKE = {
+    "in_channels": 8,
+    "num_layers": 2,
+    "num_single_layers": 3,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": TEXT_WIDTH,
+}
+CONFIGS = {
+    "Flux2Transformer2DModel": FLUX_LIKE
+    | {"timestep_guidance_channels": 16, "mlp_ratio": 2.0, "axes_dims_rope": (4, 4, 4, 4), "guidance_embeds": False},
+    "Flux3Transformer2DModel": FLUX_LIKE
+    | {"cond_in_channels": 8, "timestep_channels": 16, "mlp_ratio": 2.0, "axes_dims_rope": (4, 4, 4, 4)},
+    "ChromaTransformer2DModel": FLUX_LIKE
+    | {
+        "axes_dims_rope": (4, 4, 8),
+        "approximator_num_channels": 8,
+        "approximator_hidden_dim": 16,
+        "approximator_layers": 1,
+    },
+    "QwenImageTransformer2DModel": {
+        "in_channels": 8,
+        "out_channels": 2,
+        "num_layers": 3,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": TEXT_WIDTH,
+        "axes_dims_rope": (4, 6, 6),
+    },
+    "QwenImage21Transformer2DModel": {
+        "in_channels": 8,
+        "out_channels": 8,
+        "num_layers": 3,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "context_in_dim": TEXT_WIDTH,
+        "axes_dims_rope": (4, 6, 6),
+    },
+    "ZImageTransformer2DModel": {
+        "in_channels": 4,
+        "dim": 32,
+        "n_layers": 3,
+        "n_refiner_layers": 1,
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "cap_feat_dim": TEXT_WIDTH,
+        "axes_dims": [4, 6, 6],
+        "axes_lens": [128, 64, 64],
+    },
+    "Krea2Transformer2DModel": {
+        "in_channels": 8,
+        "num_layers": 3,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 64,
+        "timestep_embed_dim": 16,
+        "text_hidden_dim": TEXT_WIDTH,
+        "num_text_layers": 2,
+        "text_num_attention_heads": 2,
+        "text_num_key_value_heads": 2,
+        "text_intermediate_size": 32,
+        "num_layerwise_text_blocks": 1,
+        "num_refiner_text_blocks": 1,
+        "axes_dims_rope": (4, 6, 6),
+    },
+    "AuraFlowTransformer2DModel": {
+        "sample_size": 16,
+        "patch_size": 2,
+        "in_channels": 4,
+        "num_mmdit_layers": 2,
+        "num_single_dit_layers": 3,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": TEXT_WIDTH,
+        "caption_projection_dim": 32,
+        "pos_embed_max_size": 256,
+    },
+}
+
+
+def build(class_name: str) -> Callable[..., nn.Module]:
+    def model(**changes) -> nn.Module:
+        return lively(seeded(lambda: getattr(diffusers, class_name)(**CONFIGS[class_name] | changes)))
+
+    return model
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """Parameters that start at zero (gates, tables, paddings) get other values: else blocks would change nothing."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if not parameter.any():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+    return model
+
+
+def ids(height: int, width: int, axes: int, first: int = 0) -> torch.Tensor:
+    """[height · width, axes]: the number of the image, row and column, then zeros."""
+    found = torch.zeros(height, width, axes)
+    found[..., 0] = first
+    found[..., 1] = torch.arange(height)[:, None]
+    found[..., 2] = torch.arange(width)[None]
+    return found.reshape(-1, axes)
+
+
+def packed(batch: int, height: int, wide: int, seed: int) -> tuple[torch.Generator, dict]:
+    """What models on packed latents take: tokens, text and time."""
+    generator = torch.Generator().manual_seed(seed)
+    return generator, {
+        "hidden_states": torch.randn(batch, height * wide, 8, generator=generator),
+        "encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, TEXT_WIDTH, generator=generator),
+        "timestep": torch.full((batch,), 0.5),
+    }
+
+
+def flux_inputs(axes: int) -> Callable[..., dict]:
+    def inputs(batch: int = 2, height: int = 8, wide: int = 8, seed: int = 0) -> dict:
+        _, common = packed(batch, height, wide, seed)
+        return common | {"img_ids": ids(height, wide, axes), "txt_ids": torch.zeros(TEXT_TOKENS, axes)}
+
+    return inputs
+
+
+def chroma_inputs(batch: int = 2, height: int = 8, wide: int = 8, seed: int = 0) -> dict:
+    """The last two tokens of the text are padding."""
+    mask = torch.ones(batch, TEXT_TOKENS + height * wide)
+    mask[:, TEXT_TOKENS - 2 : TEXT_TOKENS] = 0
+    return flux_inputs(3)(batch, height, wide, seed) | {"attention_mask": mask}
+
+
+def qwen_inputs(batch: int = 2, height: int = 8, wide: int = 8, seed: int = 0) -> dict:
+    """The last two tokens of the text are padding."""
+    _, common = packed(batch, height, wide, seed)
+    mask = torch.ones(batch, TEXT_TOKENS, dtype=torch.bool)
+    mask[:, -2:] = False
+    return common | {"encoder_hidden_states_mask": mask, "img_shapes": [[(1, height, wide)]] * batch}
+
+
+def qwen21_inputs(batch: int = 2, height: int = 8, wide: int = 8, seed: int = 0) -> dict:
+    """Text encoders keep a place for every four tokens of the image, after the text."""
+    _, common = packed(batch, height, wide, seed)
+    slots = torch.zeros(batch, TEXT_TOKENS + height * wide // 4, dtype=torch.bool)
+    slots[:, TEXT_TOKENS:] = True
+    return common | {"img_mask": slots, "img_shapes": [[(1, height, wide)]] * batch}
+
+
+def z_image_inputs(batch: int = 2, height: int = 16, wide: int = 16, seed: int = 0) -> dict:
+    """Captions of different lengths: after padding, the second one is longer than the first."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "x": [torch.randn(4, 1, height, wide, generator=generator) for _ in range(batch)],
+        "t": torch.full((batch,), 0.5),
+        "cap_feats": [torch.randn(5 + 40 * index, TEXT_WIDTH, generator=generator) for index in range(batch)],
+    }
+
+
+def krea2_inputs(batch: int = 2, height: int = 8, wide: int = 8, seed: int = 0) -> dict:
+    """The last two tokens of the text are padding."""
+    generator, common = packed(batch, height, wide, seed)
+    mask = torch.ones(batch, TEXT_TOKENS, dtype=torch.bool)
+    mask[:, -2:] = False
+    return common | {
+        "encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 2, TEXT_WIDTH, generator=generator),
+        "position_ids": torch.cat([torch.zeros(TEXT_TOKENS, 3), ids(height, wide, 3)]),
+        "encoder_attention_mask": mask,
+    }
+
+
+def aura_flow_inputs(batch: int = 2, height: int = 16, wide: int = 16, seed: int = 0) -> dict:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "hidden_states": torch.randn(batch, 4, height, wide, generator=generator),
+        "encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, TEXT_WIDTH, generator=generator),
+        "timestep": torch.full((batch,), 0.5),
+    }
+
+
+ALL = {
+    "flux2": ("Flux2Transformer2DModel", flux_inputs(4), 2),
+    "flux3": ("Flux3Transformer2DModel", flux_inputs(4), 2),
+    "qwen-image": ("QwenImageTransformer2DModel", qwen_inputs, 1),
+    "qwen-image-21": ("QwenImage21Transformer2DModel", qwen21_inputs, 1),
+    "z-image": ("ZImageTransformer2DModel", z_image_inputs, 1),
+    "krea2": ("Krea2Transformer2DModel", krea2_inputs, 1),
+    "chroma": ("ChromaTransformer2DModel", chroma_inputs, 2),
+    "auraflow": ("AuraFlowTransformer2DModel", aura_flow_inputs, 2),
+}
+TODAY = [
+    Family(name, build(class_name), inputs, kinds, odd=((6, 10), (14, 4)))
+    for name, (class_name, inputs, kinds) in ALL.items()
+    if hasattr(diffusers, class_name)
+]
