@@ -78,8 +78,10 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | Path | None 
         return _build(model, adapter, tuned.applicable(), pipeline, only_steps=tuned.steps_left)
     if config_or_preset is None and pipeline is not None:
         config_or_preset = DEFAULT_PRESET
-    config = resolve_config(config_or_preset, overrides, adapter.defaults(model))
-    return _build(model, adapter, config, pipeline)
+    defaults = adapter.defaults(model)
+    config = resolve_config(config_or_preset, overrides, defaults)
+    own = {} if isinstance(config_or_preset, Config) else {n: v for n, v in defaults.items() if n not in overrides}
+    return _build(model, adapter, config, pipeline, defaults=own)
 
 
 def remove_toma(pipe_or_model: Any) -> None:
@@ -128,7 +130,12 @@ def _read_tuned(model: nn.Module, path: str, overrides: Mapping[str, Any]) -> Tu
 
 
 def _build(
-    model: nn.Module, adapter: Adapter, config: Config, pipeline: Any, only_steps: int | None = None
+    model: nn.Module,
+    adapter: Adapter,
+    config: Config,
+    pipeline: Any,
+    only_steps: int | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> ToMAHandle:
     devices = _diffusers.devices_of_map(model)
     if len(devices) > 1:
@@ -147,7 +154,7 @@ def _build(
     state = MergeState(
         config,
         StepCounter(pipeline),
-        description=tuple(method.describe(config)),
+        description=(*_describe_defaults(config, defaults or {}), *method.describe(config)),
         reuse_description=tuple(describe_reuse(config.reuse, parts)),
         only_steps=only_steps,
     )
@@ -173,6 +180,12 @@ def _build(
             state, adapter.read_call, check, compiled_blocks, graphs_obstacle, records, [*before, *placements, *after]
         ),
     )
+
+
+def _describe_defaults(config: Config, defaults: Mapping[str, Any]) -> list[str]:
+    """Which settings come from the model family, in a line for `summary()`."""
+    used = [f"{name}={value}" for name, value in defaults.items() if value and type(config).knows(name)]
+    return [f"defaults of this model family: {', '.join(used)}"] if used else []
 
 
 def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: Config) -> dict[int, str]:

@@ -59,6 +59,7 @@ def _describe(module: Any, name: str, kind: str, stream: int | None = None) -> B
             SiteSpec("ff", frozenset({"ff"}), around("ff")),
         ),
         normalize=AfterModulatingNorm("norm1"),
+        holds_text=True,
         stream=stream,
         returns_text=stream is not None,
     )

@@ -88,6 +88,7 @@ def _describe_single(module: Any, index: int) -> Block:
         width=module.attn.query_dim,
         sites=(SiteSpec("norm…proj_out", frozenset({"attn", "ff"}), _between_norm_and_projection),),
         normalize=AfterModulatingNorm("norm"),
+        holds_text=True,
         per_token=(ROTARY, MASK),
         writes_in_place=True,  # a ControlNet's residuals, by the model
     )

@@ -86,6 +86,7 @@ def _describe_single(module: Any, index: int) -> Block:
         width=module.attn.query_dim,
         sites=(SiteSpec("attn", frozenset({"attn", "ff"}), around("attn", ROTARY, key_bias=KEY_BIAS_OF_ATTENTION)),),
         normalize=Before(_before_single),
+        holds_text=True,
         per_token=(ROTARY,),
         key_bias=KEY_BIAS,
     )

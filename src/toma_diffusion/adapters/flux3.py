@@ -26,7 +26,7 @@ class Flux3Adapter(Adapter):
         self._ids = IdReader()
 
     def defaults(self, model: Any) -> dict[str, Any]:
-        """As for Flux.1. Those on the image alone are few: a quarter of them is left whole, and an eighth of the others."""
+        """As for Flux.1: a quarter of the blocks on the image alone is left whole, and an eighth of the others."""
         early, joint = len(model.mode_blocks["image"]), len(model.single_transformer_blocks)
         return leave_first((early, 1 / 4), (joint, 1 / 8))
 

@@ -56,6 +56,7 @@ def _describe(module: Any, index: int) -> Block:
             SiteSpec("ff", frozenset({"ff"}), around("ff")),
         ),
         normalize=Before(_before),
+        holds_text=True,
         per_token=(ROTARY, MASK),
     )
 

@@ -74,6 +74,7 @@ def _describe(module: Any, index: int) -> Block:
             SiteSpec("img_mlp", frozenset({"ff"}), around("img_mlp")),
         ),
         normalize=Before(_before),
+        holds_text=True,
         per_token=(ROTARY, KEYS, MASK, TARGETS),
     )
 

@@ -78,6 +78,7 @@ def _describe(module: Any, index: int) -> Block:
             SiteSpec("feed_forward", frozenset({"ff"}), around("feed_forward")),
         ),
         normalize=Before(_before),
+        holds_text=True,
         per_token=(ROTARY, mask),
     )
 

@@ -69,6 +69,8 @@ class Part:
     """Of the current call; None if this call neither remembers nor reuses."""
     inputs: tuple[Tensor | None, ...] | None = None
     """What went in, while the part runs."""
+    holds_text: bool = False
+    """Whether text goes through the part, in a stream of its own or in one sequence with the image."""
     writes_in_place: bool = False
     """Whether something writes into the tokens that go through the part."""
 

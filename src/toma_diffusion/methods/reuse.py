@@ -56,6 +56,7 @@ def describe_reuse(reuse: Reuse | None, parts: list[Part]) -> list[str]:
         return ["nothing is reused: period=1"]
     below = any(stream.argument is None for part in parts for stream in part.streams)
     what = "everything below the first level, and of blocks above it" if below else "runs of blocks"
+    what += ", image and text alike" if any(part.holds_text for part in parts) else ""
     how = "continued in a line from the last two computed steps" if reuse.order else "as in the last computed step"
     lines = [f"reuse over time: {_when(reuse)}", f"reused are the changes of {what}, {how}"]
     if reuse.min_steps > 1:
