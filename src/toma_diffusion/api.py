@@ -68,7 +68,7 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | Path | None 
     """
     model = find_denoiser(pipe_or_model)
     if find_root(model) is not None:
-        raise RuntimeError(f"tokens are merged in this {type(model).__name__} already: call remove_toma first.")
+        raise RuntimeError(f"apply_toma was called on this {type(model).__name__} already: call remove_toma first.")
     adapter = find_adapter(model)
     if adapter is None:
         raise unsupported(model)
@@ -88,7 +88,7 @@ def remove_toma(pipe_or_model: Any) -> None:
     """Remove token merging from a pipeline or model. It is then what it was before, bit for bit."""
     model = find_denoiser(pipe_or_model)
     if find_root(model) is None:
-        raise RuntimeError(f"no tokens are merged in this {type(model).__name__}: there is nothing to remove.")
+        raise RuntimeError(f"apply_toma was not called on this {type(model).__name__}: there is nothing to remove.")
     ToMAHandle(model).remove()
 
 

@@ -180,8 +180,9 @@ class MergeState:
 
     @property
     def step_counts(self) -> tuple[int, int]:
-        """How many steps of the current or the last generation were computed, and how many reused."""
-        return len(self._steps["computed"]), len(self._steps["reused"])
+        """How many steps of the current or the last generation were computed, and in how many a pass reused."""
+        computed, reused = self._steps["computed"], self._steps["reused"]
+        return len(computed - reused), len(reused)
 
     def plan_of(self, kind: str) -> Plan | None:
         """A plan of the current or the last call for that kind of block."""

@@ -44,7 +44,7 @@ def watch(pipe: Any, on_block: Callable[[BlockInput], None]) -> Iterator[list[Bl
     if adapter is None:
         raise unsupported(model)
     if find_root(model) is not None:
-        raise RuntimeError(f"tokens are merged in this {type(model).__name__}: call remove_toma first.")
+        raise RuntimeError(f"apply_toma was called on this {type(model).__name__}: call remove_toma first.")
     steps = StepCounter(pipe)
     now: dict[str, Any] = {}
 
