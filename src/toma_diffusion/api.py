@@ -17,7 +17,7 @@ from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.handle import RootHook, ToMAHandle, find_root, install
 from toma_diffusion.hooks.state import MergeState
 from toma_diffusion.hooks.step import DENOISERS, StepCounter
-from toma_diffusion.methods import method_of, resolve_config
+from toma_diffusion.methods import defaults_that_count, method_of, resolve_config
 from toma_diffusion.methods.reuse import describe_reuse, place_reuse, reused_parts
 from toma_diffusion.tuned import SUFFIX, Tuned
 
@@ -80,8 +80,8 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | Path | None 
         config_or_preset = DEFAULT_PRESET
     defaults = adapter.defaults(model)
     config = resolve_config(config_or_preset, overrides, defaults)
-    own = {} if isinstance(config_or_preset, Config) else {n: v for n, v in defaults.items() if n not in overrides}
-    return _build(model, adapter, config, pipeline, defaults=own)
+    used = defaults_that_count(config_or_preset, overrides, defaults)
+    return _build(model, adapter, config, pipeline, defaults=used)
 
 
 def remove_toma(pipe_or_model: Any) -> None:
@@ -154,7 +154,7 @@ def _build(
     state = MergeState(
         config,
         StepCounter(pipeline),
-        description=(*_describe_defaults(config, defaults or {}), *method.describe(config)),
+        description=(*_describe_defaults(defaults or {}), *method.describe(config)),
         reuse_description=tuple(describe_reuse(config.reuse, parts)),
         only_steps=only_steps,
     )
@@ -182,9 +182,9 @@ def _build(
     )
 
 
-def _describe_defaults(config: Config, defaults: Mapping[str, Any]) -> list[str]:
+def _describe_defaults(defaults: Mapping[str, Any]) -> list[str]:
     """Which settings come from the model family, in a line for `summary()`."""
-    used = [f"{name}={value}" for name, value in defaults.items() if value and type(config).knows(name)]
+    used = [f"{name}={value}" for name, value in defaults.items() if value]
     return [f"defaults of this model family: {', '.join(used)}"] if used else []
 
 

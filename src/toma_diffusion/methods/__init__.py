@@ -15,7 +15,16 @@ from toma_diffusion.methods.tofu import ToFu
 from toma_diffusion.methods.toma import ToMA
 from toma_diffusion.methods.tomesd import ToMeSD
 
-__all__ = ["METHODS", "Method", "PerBlockMethod", "config_class", "method_of", "named_config", "resolve_config"]
+__all__ = [
+    "METHODS",
+    "Method",
+    "PerBlockMethod",
+    "config_class",
+    "defaults_that_count",
+    "method_of",
+    "named_config",
+    "resolve_config",
+]
 
 _METHODS: tuple[Method[Any], ...] = (ToMA(), ToMeSD(), ToFu(), ToDo())
 METHODS: Mapping[str, type[Config]] = MappingProxyType(
@@ -57,17 +66,25 @@ def resolve_config(given: Config | str | None, overrides: Mapping[str, Any], def
     """
     if isinstance(given, Config):
         return type(given).from_dict(given.to_dict() | dict(overrides))
+    fields = {**defaults_that_count(given, overrides, defaults), **overrides}
     if given is None:
-        return ToMAConfig.from_dict({**defaults, **overrides})
+        return ToMAConfig.from_dict(fields)
     if isinstance(given, str):
-        known = config_class(given)
-        return named_config(
-            given, {name: value for name, value in defaults.items() if known.knows(name)} | {**overrides}
-        )
+        return named_config(given, fields)
     raise UsageError(
         f"{given!r} is not a configuration: pass a ToMAConfig, the name of a preset, or nothing; for another method "
         f"its name, one of {', '.join(METHODS)}, or its configuration."
     )
+
+
+def defaults_that_count(
+    given: Config | str | None, overrides: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The defaults of the model family for fields that the method has and that the user did not set."""
+    if isinstance(given, Config):
+        return {}
+    known = config_class(given) if isinstance(given, str) else ToMAConfig
+    return {name: value for name, value in defaults.items() if known.knows(name) and name not in overrides}
 
 
 def _names() -> str:
