@@ -50,6 +50,8 @@ WRONG = [
     ("region_tokens", 1.5),
     ("distance_weight", -0.1),
     ("distance_weight", math.inf),
+    ("frame_weight", -1),
+    ("region_frames", 0),
     ("guidance_parts", 0),
     ("guidance_parts", "two"),
     ("guidance_parts", 1.5),

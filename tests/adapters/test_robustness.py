@@ -87,7 +87,7 @@ class TestSeveralDevices:
 
         tokens = torch.randn(1, 64, 8)
         with pytest.raises(ValueError, match="tensors on cpu and on meta"):
-            triton_merge.merge(tokens, torch.rand(4, 8, 16, device="meta"), Tiling(8, 4, 4, 8, 8))
+            triton_merge.merge(tokens, torch.rand(4, 8, 16, device="meta"), Tiling(8, 4, 4, 8, 8, 8))
 
 
 class TestGradients:

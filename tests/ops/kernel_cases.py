@@ -20,6 +20,8 @@ CASES = {
     "wide rectangles": (Grid(4, 20), "tile", 4, 130, 1),
     "stripes": (Grid(6, 10), "stripe", 4, 33, 3),
     "one region": (Grid(6, 6), "global", 1, 16, 2),
+    "boxes of 2×2×3 in a video": (Grid(4, 6, 4), "tile", 8, 24, 2),
+    "stripes of a video": (Grid(2, 5, 6), "stripe", 4, 16, 1),
 }
 if DEVICE == "cuda":
     CASES |= {
@@ -28,6 +30,8 @@ if DEVICE == "cuda":
         "Flux": (Grid(64, 64), "tile", 64, 3072, 1),
         "tiles of 100": (Grid(40, 40), "tile", 16, 96, 2),
         "tiles of 256": (Grid(64, 64), "tile", 16, 72, 1),
+        "Wan, 480p": (Grid(30, 52, 21), "tile", 140, 5120, 1),
+        "LTX-2": (Grid(16, 24, 16), "tile", 24, 4096, 1),
     }
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -51,7 +55,7 @@ def tokens_and_regions(case, dtype: torch.dtype) -> tuple[torch.Tensor, Regions]
     """Tokens that lie inside a longer sequence, as image tokens do behind text: their strides are not their shape's."""
     grid, kind, count, width, batch = case
     sequence = torch.randn(batch, grid.num_tokens + 5, width, device=DEVICE).to(dtype)
-    return sequence[:, 3:-2], Regions.divide(grid, kind, count=count)
+    return sequence[:, 3:-2], Regions.divide(grid, kind, count=count, frames=2 if grid.frames < 16 else 4)
 
 
 def chosen(regions: Regions, batch: int, share: float = 0.5) -> torch.Tensor:

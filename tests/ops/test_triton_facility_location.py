@@ -40,14 +40,18 @@ def assert_distinct(picks, count, size):
     assert all(len(set(row)) == count and 0 <= min(row) <= max(row) < size for row in picks.tolist())
 
 
+FRAME_WEIGHT = 0.5
+
+
 def expected_similarity(tokens, regions, weight, parts):
-    """Written out: the mean cosine, minus the squared distance in sides of a region."""
+    """Written out: the mean cosine, minus the squared distances in sides and in depths of a region."""
     cosines = cosine_similarity(regions.split(tokens)).unflatten(0, (parts, -1)).mean(dim=0)  # [B·R, n, n]
     local = torch.arange(regions.size, device=DEVICE).expand(regions.count, -1)
     place = regions.tiling.positions(local)
-    row, column = place // regions.grid_width, place % regions.grid_width
-    squares = (row[:, :, None] - row[:, None]) ** 2 + (column[:, :, None] - column[:, None]) ** 2
-    penalty = weight * squares / regions.size
+    height, width = regions.grid.height, regions.grid.width
+    frame, row, column = place // (height * width), place // width % height, place % width
+    frames, rows, columns = ((each[:, :, None] - each[:, None]) ** 2 for each in (frame, row, column))
+    penalty = weight * (rows + columns) / (regions.height * regions.width) + FRAME_WEIGHT * frames / regions.depth**2
     return cosines - penalty.repeat(len(cosines) // regions.count, 1, 1)
 
 
@@ -76,16 +80,18 @@ def test_parts_choose_together_and_distance_counts(case, weight, where, keep_in)
     grid, kind, count, width, batch = case
     tokens, regions = tokens_and_regions((grid, kind, count, width, 2 * batch), torch.float32)
     similarity = expected_similarity(tokens, regions, weight, parts=2)
-    least = LEAST_COSINE - weight * regions.tiling.largest_distance
+    least = LEAST_COSINE - regions.tiling.largest_penalty(weight, FRAME_WEIGHT)
     assert similarity.min() >= least
-    picks = kernels.select(tokens, max(1, regions.size // 2), regions.tiling, distance_weight=weight, parts=2)
+    picks = kernels.select(
+        tokens, max(1, regions.size // 2), regions.tiling, distance_weight=weight, frame_weight=FRAME_WEIGHT, parts=2
+    )
     assert len(picks) == batch * regions.count
     assert_distinct(picks, max(1, regions.size // 2), regions.size)
     assert_greedy(similarity, picks, least=least)
-    measured = kernels.measure(tokens, regions.tiling, distance_weight=weight, parts=2)
+    measured = kernels.measure(tokens, regions.tiling, distance_weight=weight, frame_weight=FRAME_WEIGHT, parts=2)
     torch.testing.assert_close(1 - measured, similarity, rtol=1e-5, atol=1e-5)
     half = tokens.half()
-    measured = kernels.measure(half, regions.tiling, distance_weight=weight, parts=2)
+    measured = kernels.measure(half, regions.tiling, distance_weight=weight, frame_weight=FRAME_WEIGHT, parts=2)
     torch.testing.assert_close(1 - measured, expected_similarity(half, regions, weight, parts=2), rtol=1e-5, atol=1e-5)
 
 
@@ -105,7 +111,7 @@ def test_rounding_does_not_decide_ties(where, keep_in):
     firsts = torch.linalg.qr(torch.randn(16, 16))[0][:8]
     tokens = firsts.repeat_interleave(2, dim=0)
     tokens[1::2] *= 1 + 1e-6 * torch.rand(8, 1)
-    picks = kernels.select(tokens[None].to(DEVICE), 8, Tiling(4, 4, 4, 4, 4))
+    picks = kernels.select(tokens[None].to(DEVICE), 8, Tiling(4, 4, 4, 4, 4, 4))
     assert sorted(picks[0].tolist()) == list(range(0, 16, 2))
     assert torch.equal(facility_location(cosine_similarity(tokens[None]), 8).to(DEVICE), picks)
 
@@ -116,7 +122,7 @@ def test_clusters_are_found(where, keep_in):
     keep_in(where)
     centres = torch.eye(8, device=DEVICE)[:4].repeat_interleave(4, dim=0)
     tokens = (centres + 0.01 * torch.randn(16, 8, device=DEVICE))[None]
-    picks = kernels.select(tokens, 4, Tiling(4, 4, 4, 4, 4))
+    picks = kernels.select(tokens, 4, Tiling(4, 4, 4, 4, 4, 4))
     assert sorted(picks[0].tolist()[i] // 4 for i in range(4)) == [0, 1, 2, 3]
 
 
@@ -124,7 +130,7 @@ def test_clusters_are_found(where, keep_in):
 def test_equal_and_bad_tokens_give_distinct_indices_in_bounds(value):
     tokens = torch.full((1, 24, 8), value, device=DEVICE)
     for picks in (
-        kernels.select(tokens, 9, Tiling(24, 1, 12, 1, 24)),
+        kernels.select(tokens, 9, Tiling(24, 1, 12, 1, 24, 1)),
         kernels.select_by_distances(1 - cosine_similarity(tokens.view(2, 12, 8)), 9),
     ):
         assert len(picks) == 2

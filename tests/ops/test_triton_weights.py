@@ -55,7 +55,7 @@ def test_nearest(problem):
 def test_distance_in_every_precision(problem, scale):
     """In half precision on a GPU, single tokens once went elsewhere."""
     tokens, regions, destinations = problem
-    nearness = Nearness(0.3)
+    nearness = Nearness(0.3, frame_weight=0.3)
     shape = (len(destinations), destinations.shape[1], regions.size)
     ours, theirs = (torch.full(shape, float("nan"), dtype=tokens.dtype, device=tokens.device) for _ in range(2))
     for backend, weights in (("triton", ours), ("torch", theirs)):
@@ -70,7 +70,7 @@ def test_distance_in_every_precision(problem, scale):
 def test_parts_and_distance_as_in_plain_torch(problem, weight):
     tokens, regions, destinations = problem
     tokens = torch.cat([tokens, torch.randn_like(tokens)])
-    nearness = Nearness(weight, 2)
+    nearness = Nearness(weight, 2, frame_weight=0.5)
     shape = (2 * len(destinations), destinations.shape[1], regions.size)
     ours, theirs = ([torch.full(shape, float("nan"), device=tokens.device) for _ in range(2)] for _ in range(2))
     for backend, (weights, means) in (("triton", ours), ("torch", theirs)):
@@ -99,6 +99,6 @@ def test_equal_and_bad_tokens_stay_in_bounds(value):
     tokens = tokens.to("cuda" if torch.cuda.is_available() else "cpu")
     destinations = torch.tensor([[3, 1, 7], [0, 5, 2]], device=tokens.device)
     nearest = torch.full((1, 16), -1, dtype=torch.int64, device=tokens.device)
-    kernels.weigh(tokens, destinations, Tiling(16, 1, 8, 1, 16), nearest=nearest)
+    kernels.weigh(tokens, destinations, Tiling(16, 1, 8, 1, 16, 1), nearest=nearest)
     assert ((nearest >= 0) & (nearest < 6)).all()
     assert nearest[0, [3, 1, 7]].tolist() == [0, 1, 2]

@@ -70,6 +70,14 @@ class ToMAConfig(Config):
     of their distance, where the distance is measured in sides of a region. 0, as in the paper, ignores where tokens
     are. Then, in large regions, a token may merge with its mirror image on the other side of an object."""
 
+    region_frames: int = 4
+    """Requested frames of a region, for tiles in a video: with 256 tokens, 4 frames of 8×8. 1 merges within each frame
+    alone. Images have one frame."""
+
+    frame_weight: float = 0.3
+    """How much nearness in time counts in a video, like `distance_weight`: times the square of the distance in frames,
+    measured in `region_frames`."""
+
     guidance_parts: int | str = "auto"
     """Which samples share one plan because they are the same picture with another prompt, as in classifier-free
     guidance. They then choose destinations together, by the mean of their similarities. `auto` reads from the running
@@ -128,11 +136,9 @@ class ToMAConfig(Config):
         scale: object = self.scale
         scale = math.inf if scale == "inf" else scale
         self._set("scale", check_number("scale", scale, "a number above 0, or math.inf", lambda x: x > 0))
-        self._set(
-            "distance_weight",
-            check_number("distance_weight", self.distance_weight, "0 or more, and finite", _is_finite),
-        )
-        for name in ("region_tokens", "selection_tokens", "select_every", "reweigh_every"):
+        for name in ("distance_weight", "frame_weight"):
+            self._set(name, check_number(name, getattr(self, name), "0 or more, and finite", _is_finite))
+        for name in ("region_tokens", "selection_tokens", "region_frames", "select_every", "reweigh_every"):
             self._set(name, check_integer(name, getattr(self, name), minimum=1))
         if self.num_regions is not None:
             self._set("num_regions", check_integer("num_regions", self.num_regions, minimum=1))
@@ -193,7 +199,7 @@ def _is_finite(value: float) -> bool:
     return 0 <= value < math.inf
 
 
-_PAPER: Mapping[str, Any] = MappingProxyType({"distance_weight": 0.0, "share": "plan"})
+_PAPER: Mapping[str, Any] = MappingProxyType({"distance_weight": 0.0, "frame_weight": 0.0, "share": "plan"})
 """The paper does not look at distances, and has one plan for all blocks of a kind."""
 _EVERY_STEP: Mapping[str, Any] = MappingProxyType({"select_every": 1, "reweigh_every": 1})
 _LATE: Mapping[str, Any] = MappingProxyType({"scope": "block", "window": (0.5, 1.0), "min_tokens": 512, **_EVERY_STEP})

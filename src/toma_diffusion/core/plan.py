@@ -130,7 +130,7 @@ class MergePlan(Plan):
     ```
 
     Args:
-        grid: the image tokens' rows and columns.
+        grid: the image tokens' rows and columns, and a video's frames.
         config: what concerns the plan is read: ratio, min_tokens, selection, regions, similarity, weights, backend.
         batch_size: number of samples.
         parts: the batch is so many parts of the same pictures, one after another, such as the two halves of guidance.
@@ -163,8 +163,10 @@ class MergePlan(Plan):
         self.batch_size = batch_size
         self.parts = parts
         self.joint = joint
-        self.nearness = Nearness(config.distance_weight, parts)
-        region = Regions.divide(grid, config.region, tokens=config.region_tokens, count=config.num_regions)
+        self.nearness = Nearness(config.distance_weight, parts, config.frame_weight)
+        region = Regions.divide(
+            grid, config.region, tokens=config.region_tokens, count=config.num_regions, frames=config.region_frames
+        )
         self.regions = region if config.num_regions is not None else region.subdivide(config.selection_tokens)
         """In which destinations are selected."""
         self.assign_regions = region if config.assign == "local" else Regions.divide(grid, "global")
@@ -408,7 +410,7 @@ class MergePlan(Plan):
             )
 
     def _tokens_text(self) -> str:
-        return f"the {self.grid.num_tokens} tokens of a {self.grid.height}×{self.grid.width} grid"
+        return f"the {self.grid.num_tokens} tokens of a {self.grid.describe()} grid"
 
 
 def gather_rows(table: Tensor, dim: int, rows: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
                 kind=kind,
                 blocks=len(of_kind),
                 sites=sum(len(record.merged) for record in of_kind),
-                grid=f"{plan.grid.height}×{plan.grid.width}" if plan else "–",
+                grid=plan.grid.describe() if plan else "–",
                 tokens_before=plan.grid.num_tokens if plan else None,
                 tokens_after=plan.num_destinations if plan else None,
                 regions=plan.describe() if plan else "–",
@@ -191,7 +191,7 @@ def _empty_plans(state: MergeState) -> set[str]:
         return {NOTHING_MERGED}
     empty = {slot.kind: slot.plan for slot in state.slots if slot.plan is not None and slot.plan.is_identity}
     return {
-        f"nothing was merged on the {plan.grid.height}×{plan.grid.width} grid of {kind}: {plan.describe()}"
+        f"nothing was merged on the {plan.grid.describe()} grid of {kind}: {plan.describe()}"
         for kind, plan in empty.items()
     }
 

@@ -58,13 +58,20 @@ def backends(backend: str, select_size: int, assign_size: int, assign_count: int
 
 
 class Nearness(NamedTuple):
-    """When tokens are similar: S = the mean over the parts of their cosine, minus w times their squared distance."""
+    """When tokens are similar: S = the mean over the parts of their cosine, minus a penalty for their distance."""
 
     distance_weight: float = 0.0
-    """w."""
+    """Of the squared distance in the image, see `Tiling.penalty`."""
     parts: int = 1
     """The samples of a batch are so many parts of the same pictures, one after another. Samples of one picture share
     destinations and weights."""
+    frame_weight: float = 0.0
+    """Of the squared distance in time, in a video."""
+
+    @property
+    def looks_at_distances(self) -> bool:
+        """Whether there is any penalty."""
+        return self.distance_weight > 0 or self.frame_weight > 0
 
 
 def select(
@@ -81,21 +88,28 @@ def select(
     Args:
         joint: choose once for all pictures, by the sum of their gains: [1, R, k].
     """
-    weight, parts = nearness
+    weight, parts, frame_weight = nearness
     pictures, size, count = tokens.shape[0] // parts, tiling.size, tiling.num_regions
     alone = not joint or pictures == 1
-    least = ops.LEAST_COSINE - weight * tiling.largest_distance
+    least = ops.LEAST_COSINE - tiling.largest_penalty(weight, frame_weight)
     if backend == "triton" and size <= LARGEST_SELECTED:
         from toma_diffusion.ops import triton_facility_location as kernels
 
         if alone:
-            picks = kernels.select(tokens.detach(), num_select, tiling, distance_weight=weight, parts=parts)
+            picks = kernels.select(
+                tokens.detach(), num_select, tiling, distance_weight=weight, frame_weight=frame_weight, parts=parts
+            )
             return picks.reshape(-1, count, num_select)
-        distances = kernels.measure(tokens.detach(), tiling, distance_weight=weight, parts=parts)
+        distances = kernels.measure(
+            tokens.detach(), tiling, distance_weight=weight, frame_weight=frame_weight, parts=parts
+        )
         distances = distances.reshape(pictures, count, size, size).transpose(0, 1).flatten(1, 2)
         picks = kernels.select_by_distances(distances, num_select, least=least)
         return picks.reshape(-1, count, num_select)
-    penalty = weight * _distances(tiling, tokens.device).repeat(pictures, 1, 1) if weight else None
+    penalty = None
+    if nearness.looks_at_distances:
+        local = torch.arange(size, device=tokens.device)
+        penalty = tiling.penalty(local.expand(count, -1), local, weight, frame_weight).repeat(pictures, 1, 1)
     similarity = ops.cosine_similarity(tiling.split(tokens), parts, penalty)  # [B·R, n, n]
     if not alone:  # candidates of a region × that region's tokens in all pictures, side by side
         similarity = similarity.reshape(pictures, count, size, size).permute(1, 2, 0, 3).flatten(2)
@@ -114,7 +128,7 @@ def weigh(
     backend: str = "torch",
 ) -> None:
     """Write A and M of every region into `weights` and `means` [B·R, k, n], from [B, N, d] and [B·R / parts, k]."""
-    weight, parts = nearness
+    weight, parts, frame_weight = nearness
     if _has_weights_kernel(tiling, backend):
         from toma_diffusion.ops import triton_weights
 
@@ -123,6 +137,7 @@ def weigh(
             destinations,
             tiling,
             distance_weight=weight,
+            frame_weight=frame_weight,
             parts=parts,
             scale=scale,
             weights=weights,
@@ -130,7 +145,7 @@ def weigh(
         )
         return
     regions = tiling.split(tokens)
-    for start, sources, penalty in _in_pieces(regions, destinations, tiling, weight):
+    for start, sources, penalty in _in_pieces(regions, destinations, tiling, nearness):
         piece = ops.merge_weights(regions, destinations, scale, sources, penalty, parts)
         weights[:, :, start : start + sources.shape[1]] = piece.repeat(parts, 1, 1)
     ops.mean_weights(weights, out=means)
@@ -146,18 +161,24 @@ def assign_nearest(
     backend: str = "torch",
 ) -> None:
     """Write into `nearest` [B, N] which merged token, 0 ≤ … < D, each of [B, N, d] goes to, given [B·R / parts, k]."""
-    weight, parts = nearness
+    weight, parts, frame_weight = nearness
     if _has_weights_kernel(tiling, backend):
         from toma_diffusion.ops import triton_weights
 
         triton_weights.weigh(
-            tokens.detach(), destinations, tiling, distance_weight=weight, parts=parts, nearest=nearest
+            tokens.detach(),
+            destinations,
+            tiling,
+            distance_weight=weight,
+            frame_weight=frame_weight,
+            parts=parts,
+            nearest=nearest,
         )
         return
     regions = tiling.split(tokens)
     pieces = [
         ops.nearest_destinations(regions, destinations, sources, penalty, parts)
-        for _, sources, penalty in _in_pieces(regions, destinations, tiling, weight)
+        for _, sources, penalty in _in_pieces(regions, destinations, tiling, nearness)
     ]
     slots = ops.assign_to_themselves(torch.cat(pieces, dim=1), destinations)  # [B·R / parts, n]
     region = torch.arange(slots.shape[0], device=slots.device)[:, None] % tiling.num_regions
@@ -170,23 +191,17 @@ def _has_weights_kernel(tiling: Tiling, backend: str) -> bool:
 
 
 def _in_pieces(
-    regions: Tensor, destinations: Tensor, tiling: Tiling, distance_weight: float
+    regions: Tensor, destinations: Tensor, tiling: Tiling, nearness: Nearness
 ) -> Iterator[tuple[int, Tensor, Tensor | None]]:
     """The tokens of all regions, as many at once as memory allows: where they start, the tokens, their penalties."""
     piece = ops.tokens_at_once(regions.shape[0], destinations.shape[1])
     for start in range(0, tiling.size, piece):
         sources = regions[:, start : start + piece]
         penalty = None
-        if distance_weight:
+        if nearness.looks_at_distances:
             local = torch.arange(start, start + sources.shape[1], device=regions.device)
-            penalty = distance_weight * tiling.squared_distance(destinations, local)
+            penalty = tiling.penalty(destinations, local, nearness.distance_weight, nearness.frame_weight)
         yield start, sources, penalty
-
-
-def _distances(tiling: Tiling, device: torch.device) -> Tensor:
-    """[R, n, n]: the squared distances inside every region."""
-    local = torch.arange(tiling.size, device=device)
-    return tiling.squared_distance(local.expand(tiling.num_regions, -1), local)
 
 
 def merge(tokens: Tensor, means: Tensor, tiling: Tiling, *, backend: str = "torch") -> Tensor:

@@ -1,6 +1,6 @@
 """Greedy facility location, one program a region: all picks in one launch, nothing goes to the host.
 
-S_ij is the mean over the parts of cos(x_i, x_j), minus w times the squared distance of i and j. Then k times: pick the
+S_ij is the mean over the parts of cos(x_i, x_j), minus a penalty for the distance of i and j. Then k times: pick the
 i of the largest Σ_j max(0, S_ij − c_j), raise c_j to S_ij. Half-precision products are exact in the float32 they
 are summed in, so tensor cores lose nothing here.
 
@@ -23,8 +23,8 @@ from toma_diffusion.ops.triton_tiles import (
     cosines,
     dense_channels,
     launch,
+    penalty,
     power_of_two,
-    squared_distance,
     token_rows,
 )
 
@@ -48,6 +48,7 @@ def _select_in_registers(
     row_stride,
     part_stride,
     DISTANCE_WEIGHT: tl.constexpr,
+    FRAME_WEIGHT: tl.constexpr,
     LEAST: tl.constexpr,
     PARTS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -57,14 +58,17 @@ def _select_in_registers(
     LAYOUT_WIDTH: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
+    FRAME_ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
     GRID_WIDTH: tl.constexpr,
+    GRID_HEIGHT: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     program = tl.program_id(0)
     index = tl.arange(0, BLOCK)
     valid = index < SIZE
-    rows = token_rows(program % REGIONS, index, LAYOUT_WIDTH, HEIGHT, WIDTH)
+    rows = token_rows(program % REGIONS, index, LAYOUT_WIDTH, HEIGHT, WIDTH, FRAME_ROWS, DEPTH)
     base = tokens + (program // REGIONS).to(tl.int64) * batch_stride
     similarity = tl.zeros((BLOCK, BLOCK), tl.float32)
     for part in range(PARTS):
@@ -81,8 +85,8 @@ def _select_in_registers(
         similarity += products / (norm[:, None] * norm_of_column[None, :])
     if PARTS > 1:
         similarity = similarity / PARTS
-    if DISTANCE_WEIGHT > 0:
-        similarity -= DISTANCE_WEIGHT * squared_distance(rows, rows, SIZE, GRID_WIDTH)
+    if DISTANCE_WEIGHT + FRAME_WEIGHT > 0:
+        similarity -= penalty(rows, rows, DISTANCE_WEIGHT, FRAME_WEIGHT, HEIGHT * WIDTH, DEPTH, GRID_WIDTH, GRID_HEIGHT)
     similarity = tl.where(valid[None, :], similarity, LEAST)  # what is not a token is covered from the start
 
     coverage = tl.full((BLOCK,), LEAST, tl.float32)
@@ -105,6 +109,7 @@ def _measure(
     row_stride,
     part_stride,
     DISTANCE_WEIGHT: tl.constexpr,
+    FRAME_WEIGHT: tl.constexpr,
     PARTS: tl.constexpr,
     SIZE: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -112,7 +117,10 @@ def _measure(
     LAYOUT_WIDTH: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
+    FRAME_ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
     GRID_WIDTH: tl.constexpr,
+    GRID_HEIGHT: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -121,8 +129,8 @@ def _measure(
     left = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     right = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     is_left, is_right = left < SIZE, right < SIZE
-    left_rows = token_rows(program % REGIONS, left, LAYOUT_WIDTH, HEIGHT, WIDTH)
-    right_rows = token_rows(program % REGIONS, right, LAYOUT_WIDTH, HEIGHT, WIDTH)
+    left_rows = token_rows(program % REGIONS, left, LAYOUT_WIDTH, HEIGHT, WIDTH, FRAME_ROWS, DEPTH)
+    right_rows = token_rows(program % REGIONS, right, LAYOUT_WIDTH, HEIGHT, WIDTH, FRAME_ROWS, DEPTH)
     base = tokens + (program // REGIONS).to(tl.int64) * batch_stride
     total = tl.zeros((BLOCK, BLOCK), tl.float32)
     for part in range(PARTS):
@@ -139,8 +147,10 @@ def _measure(
         )
     if PARTS > 1:
         total = total / PARTS
-    if DISTANCE_WEIGHT > 0:
-        total -= DISTANCE_WEIGHT * squared_distance(left_rows, right_rows, SIZE, GRID_WIDTH)
+    if DISTANCE_WEIGHT + FRAME_WEIGHT > 0:
+        total -= penalty(
+            left_rows, right_rows, DISTANCE_WEIGHT, FRAME_WEIGHT, HEIGHT * WIDTH, DEPTH, GRID_WIDTH, GRID_HEIGHT
+        )
     place = distances + program.to(tl.int64) * SIZE * SIZE + left[:, None] * SIZE + right[None, :]
     tl.store(place, (1.0 - total).to(distances.dtype.element_ty), mask=is_left[:, None] & is_right[None, :])
 
@@ -229,15 +239,16 @@ def select(
     tiling: Tiling,
     *,
     distance_weight: float = 0.0,
+    frame_weight: float = 0.0,
     parts: int = 1,
 ) -> Tensor:
     """Choose in every region of every picture: `[parts·B, N, d]` -> `int64 [B·R, k]`, indices inside each region.
 
     Samples of a picture stand `B` apart.
     """
-    least = LEAST_COSINE - distance_weight * tiling.largest_distance
+    least = LEAST_COSINE - tiling.largest_penalty(distance_weight, frame_weight)
     if tiling.size > LARGEST_IN_REGISTERS:
-        distances = measure(tokens, tiling, distance_weight=distance_weight, parts=parts)
+        distances = measure(tokens, tiling, distance_weight=distance_weight, frame_weight=frame_weight, parts=parts)
         return select_by_distances(distances, num_select, least=least)
     tokens = dense_channels(tokens)
     pictures, channels = tokens.shape[0] // parts, tokens.shape[2]
@@ -253,6 +264,7 @@ def select(
         tokens.stride(1),
         pictures * tokens.stride(0),
         DISTANCE_WEIGHT=distance_weight,
+        FRAME_WEIGHT=frame_weight if tiling.num_frames > 1 else 0.0,
         LEAST=least,
         PARTS=parts,
         SIZE=size,
@@ -262,7 +274,10 @@ def select(
         LAYOUT_WIDTH=tiling.layout_width,
         HEIGHT=tiling.height,
         WIDTH=tiling.width,
+        FRAME_ROWS=tiling.frame_rows,
+        DEPTH=tiling.depth,
         GRID_WIDTH=tiling.grid_width,
+        GRID_HEIGHT=tiling.grid_height,
         BLOCK=block,
         BLOCK_C=channels_at_once(tokens),
         num_warps=8 if block > 64 else 4,
@@ -270,7 +285,14 @@ def select(
     return picks
 
 
-def measure(tokens: Tensor, tiling: Tiling, *, distance_weight: float = 0.0, parts: int = 1) -> Tensor:
+def measure(
+    tokens: Tensor,
+    tiling: Tiling,
+    *,
+    distance_weight: float = 0.0,
+    frame_weight: float = 0.0,
+    parts: int = 1,
+) -> Tensor:
     """1 − S of every region of every picture: `[parts·B, N, d]` -> `float32 [B·R, n, n]`."""
     tokens = dense_channels(tokens)
     pictures, channels = tokens.shape[0] // parts, tokens.shape[2]
@@ -287,6 +309,7 @@ def measure(tokens: Tensor, tiling: Tiling, *, distance_weight: float = 0.0, par
         tokens.stride(1),
         pictures * tokens.stride(0),
         DISTANCE_WEIGHT=distance_weight,
+        FRAME_WEIGHT=frame_weight if tiling.num_frames > 1 else 0.0,
         PARTS=parts,
         SIZE=size,
         CHANNELS=channels,
@@ -294,7 +317,10 @@ def measure(tokens: Tensor, tiling: Tiling, *, distance_weight: float = 0.0, par
         LAYOUT_WIDTH=tiling.layout_width,
         HEIGHT=tiling.height,
         WIDTH=tiling.width,
+        FRAME_ROWS=tiling.frame_rows,
+        DEPTH=tiling.depth,
         GRID_WIDTH=tiling.grid_width,
+        GRID_HEIGHT=tiling.grid_height,
         BLOCK=block,
         BLOCK_C=64,
         num_warps=4,

@@ -36,6 +36,8 @@ def _merge(
     LAYOUT_WIDTH: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
+    FRAME_ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -52,7 +54,7 @@ def _merge(
         index = start + tl.arange(0, BLOCK_N)  # tokens of the group, region after region
         region = first + index // SIZE
         is_token = (index < GROUP * SIZE) & (region < num_blocks)
-        row = token_rows(region % REGIONS, index % SIZE, LAYOUT_WIDTH, HEIGHT, WIDTH)
+        row = token_rows(region % REGIONS, index % SIZE, LAYOUT_WIDTH, HEIGHT, WIDTH, FRAME_ROWS, DEPTH)
         pointers = tokens + (region // REGIONS).to(tl.int64) * batch_stride + row * row_stride
         x = tl.load(pointers[:, None] + channel[None, :], mask=is_token[:, None] & is_channel[None, :], other=0.0)
         offset = (to_region * NUM_DESTINATIONS + slot % NUM_DESTINATIONS)[:, None] * SIZE + (index % SIZE)[None, :]
@@ -82,6 +84,8 @@ def _unmerge(
     LAYOUT_WIDTH: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
+    FRAME_ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -106,7 +110,7 @@ def _unmerge(
         mask = is_token[:, None] & is_slot[None, :] & (to_region[None, :] == region[:, None])
         share = tl.load(weights + offset, mask=mask, other=0.0)
         tokens = tl.dot(share.to(y.dtype), y, tokens, input_precision="ieee")
-    row = token_rows(region % REGIONS, index % SIZE, LAYOUT_WIDTH, HEIGHT, WIDTH)
+    row = token_rows(region % REGIONS, index % SIZE, LAYOUT_WIDTH, HEIGHT, WIDTH, FRAME_ROWS, DEPTH)
     sample = (region // REGIONS).to(tl.int64)
     mask = is_token[:, None] & is_channel[None, :]
     if HAS_RESIDUAL:
@@ -175,9 +179,11 @@ def merge(tokens: Tensor, means: Tensor, tiling: Tiling) -> Tensor:
         NUM_DESTINATIONS=num_destinations,
         CHANNELS=channels,
         REGIONS=blocks // batch,
-        LAYOUT_WIDTH=tiling[0],
-        HEIGHT=tiling[1],
-        WIDTH=tiling[2],
+        LAYOUT_WIDTH=tiling.layout_width,
+        HEIGHT=tiling.height,
+        WIDTH=tiling.width,
+        FRAME_ROWS=tiling.frame_rows,
+        DEPTH=tiling.depth,
         GROUP=group,
         BLOCK_K=block_k,
         BLOCK_N=min(BLOCK_ROWS, power_of_two(group * size)),
@@ -215,9 +221,11 @@ def unmerge(merged: Tensor, weights: Tensor, tiling: Tiling, residual: Tensor | 
         NUM_DESTINATIONS=num_destinations,
         CHANNELS=channels,
         REGIONS=blocks // batch,
-        LAYOUT_WIDTH=tiling[0],
-        HEIGHT=tiling[1],
-        WIDTH=tiling[2],
+        LAYOUT_WIDTH=tiling.layout_width,
+        HEIGHT=tiling.height,
+        WIDTH=tiling.width,
+        FRAME_ROWS=tiling.frame_rows,
+        DEPTH=tiling.depth,
         GROUP=group,
         BLOCK_K=min(BLOCK_ROWS, power_of_two(group * num_destinations)),
         BLOCK_N=block_n,

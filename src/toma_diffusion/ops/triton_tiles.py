@@ -12,19 +12,46 @@ from torch import Tensor
 
 
 @triton.jit
-def token_rows(region, local, LAYOUT_WIDTH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """Row-major indices in the grid of the tokens `local` of a `region`; see `Regions.positions`."""
+def token_rows(
+    region,
+    local,
+    LAYOUT_WIDTH: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FRAME_ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """Row-major indices in the grid of the tokens `local` of a `region`; see `Tiling.positions`."""
     columns: tl.constexpr = LAYOUT_WIDTH // WIDTH
-    row = (region // columns) * HEIGHT + local // WIDTH
+    if DEPTH == 1:  # frames lie one below the other, and regions never go over the end of one
+        row = (region // columns) * HEIGHT + local // WIDTH
+    else:
+        rows: tl.constexpr = FRAME_ROWS // HEIGHT
+        frame = region // (rows * columns) * DEPTH + local // (HEIGHT * WIDTH)
+        row = frame * FRAME_ROWS + (region // columns) % rows * HEIGHT + local % (HEIGHT * WIDTH) // WIDTH
     return row * LAYOUT_WIDTH + (region % columns) * WIDTH + local % WIDTH
 
 
 @triton.jit
-def squared_distance(left, right, SIZE: tl.constexpr, GRID_WIDTH: tl.constexpr):
-    """Between tokens at row-major indices of the image, in sides of a region of SIZE tokens; see `Tiling`."""
-    down = (left // GRID_WIDTH).to(tl.float32)[:, None] - (right // GRID_WIDTH).to(tl.float32)[None, :]
+def penalty(
+    left,
+    right,
+    DISTANCE_WEIGHT: tl.constexpr,
+    FRAME_WEIGHT: tl.constexpr,
+    AREA: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GRID_WIDTH: tl.constexpr,
+    GRID_HEIGHT: tl.constexpr,
+):
+    """What the distance of tokens at row-major indices takes off their similarity; see `Tiling.penalty`."""
+    left_row, right_row = left // GRID_WIDTH, right // GRID_WIDTH
+    down = (left_row % GRID_HEIGHT).to(tl.float32)[:, None] - (right_row % GRID_HEIGHT).to(tl.float32)[None, :]
     across = (left % GRID_WIDTH).to(tl.float32)[:, None] - (right % GRID_WIDTH).to(tl.float32)[None, :]
-    return (down * down + across * across) / SIZE
+    total = DISTANCE_WEIGHT * ((down * down + across * across) / AREA)
+    if FRAME_WEIGHT > 0:
+        later = (left_row // GRID_HEIGHT).to(tl.float32)[:, None] - (right_row // GRID_HEIGHT).to(tl.float32)[None, :]
+        total += FRAME_WEIGHT * (later * later / (DEPTH * DEPTH))
+    return total
 
 
 @triton.jit

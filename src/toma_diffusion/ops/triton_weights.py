@@ -1,7 +1,7 @@
 """Merge weights of local regions: similarity and softmax over destinations in one pass, then row sums.
 
 A = softmax over destinations of scale · S(X_T, X), M = A / row sums. S is the mean over the parts of the cosine, minus
-w times the squared distance. With hard assignment, instead of both, the index of the nearest destination of every
+a penalty for the distance. With hard assignment, instead of both, the index of the nearest destination of every
 token. One program takes the tokens of a region, or a part of them if it is large; then a second kernel computes M.
 """
 
@@ -17,8 +17,8 @@ from toma_diffusion.ops.triton_tiles import (
     cosines,
     dense_channels,
     launch,
+    penalty,
     power_of_two,
-    squared_distance,
     token_rows,
 )
 
@@ -39,6 +39,7 @@ def _weigh(
     row_stride,
     num_blocks,
     DISTANCE_WEIGHT: tl.constexpr,
+    FRAME_WEIGHT: tl.constexpr,
     PARTS: tl.constexpr,
     SCALE: tl.constexpr,
     SIZE: tl.constexpr,
@@ -48,7 +49,10 @@ def _weigh(
     LAYOUT_WIDTH: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
+    FRAME_ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
     GRID_WIDTH: tl.constexpr,
+    GRID_HEIGHT: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -62,8 +66,8 @@ def _weigh(
     is_token = local < SIZE
     destination = tl.load(destinations + program.to(tl.int64) * NUM_DESTINATIONS + slot, mask=is_slot, other=0)
     destination = destination.to(tl.int32)
-    to = token_rows(region, destination, LAYOUT_WIDTH, HEIGHT, WIDTH)
-    source = token_rows(region, local, LAYOUT_WIDTH, HEIGHT, WIDTH)
+    to = token_rows(region, destination, LAYOUT_WIDTH, HEIGHT, WIDTH, FRAME_ROWS, DEPTH)
+    source = token_rows(region, local, LAYOUT_WIDTH, HEIGHT, WIDTH, FRAME_ROWS, DEPTH)
 
     similarity = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
     for part in range(PARTS):
@@ -81,8 +85,8 @@ def _weigh(
         )
     if PARTS > 1:
         similarity = similarity / PARTS
-    if DISTANCE_WEIGHT > 0:
-        similarity -= DISTANCE_WEIGHT * squared_distance(to, source, SIZE, GRID_WIDTH)
+    if DISTANCE_WEIGHT + FRAME_WEIGHT > 0:
+        similarity -= penalty(to, source, DISTANCE_WEIGHT, FRAME_WEIGHT, HEIGHT * WIDTH, DEPTH, GRID_WIDTH, GRID_HEIGHT)
 
     if HARD:
         similarity = tl.where(is_slot[:, None], similarity, -float("inf"))
@@ -129,6 +133,7 @@ def weigh(
     tiling: Tiling,
     *,
     distance_weight: float = 0.0,
+    frame_weight: float = 0.0,
     parts: int = 1,
     scale: float = 0.0,
     weights: Tensor | None = None,
@@ -157,6 +162,7 @@ def weigh(
         tokens.stride(1),
         num_blocks,
         DISTANCE_WEIGHT=distance_weight,
+        FRAME_WEIGHT=frame_weight if tiling.num_frames > 1 else 0.0,
         PARTS=parts,
         SCALE=scale,
         SIZE=size,
@@ -166,7 +172,10 @@ def weigh(
         LAYOUT_WIDTH=tiling.layout_width,
         HEIGHT=tiling.height,
         WIDTH=tiling.width,
+        FRAME_ROWS=tiling.frame_rows,
+        DEPTH=tiling.depth,
         GRID_WIDTH=tiling.grid_width,
+        GRID_HEIGHT=tiling.grid_height,
         BLOCK_K=block_k,
         BLOCK_N=block_n,
         BLOCK_C=channels_at_once(tokens) if block_k <= 256 else 32,
