@@ -31,8 +31,9 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | Path | None 
     """Make a diffusers pipeline, or its denoiser, faster: by reuse over time, by merging tokens, or by both.
 
     Args:
-        pipe_or_model: a pipeline with a supported `unet` or `transformer`, or that model itself. In a loop without a
-            pipeline, call `handle.begin` and `handle.step`.
+        pipe_or_model: a pipeline with a supported `unet` or `transformer`, or that model itself, or a list of them.
+            All denoisers of a pipeline are taken: Wan 2.2 has two. In a loop without a pipeline, call `handle.begin`
+            and `handle.step`.
         config_or_preset: the name of a preset, or a `ToMAConfig`, which is used as it is. If you pass neither, a
             pipeline uses the preset `balanced`, and a model `ToMAConfig()`. Unless you pass a configuration, defaults
             of the model family fill the fields you did not set (Flux: destinations are selected in every step, the
@@ -66,36 +67,54 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | Path | None 
     >>> handle.remove()
     ```
     """
-    model = find_denoiser(pipe_or_model)
+    several = pipe_or_model if isinstance(pipe_or_model, (list, tuple)) else [pipe_or_model]
+    roots: dict[nn.Module, RootHook] = {}
+    for each in several:
+        models, pipeline = find_denoisers(each), None if isinstance(each, nn.Module) else each
+        steps = StepCounter(pipeline)  # the denoisers of a pipeline take turns in one count of steps
+        for model in models:
+            if model not in roots:
+                roots[model] = _accelerate(model, pipeline, steps, config_or_preset, overrides)
+    return install(roots)
+
+
+def _accelerate(
+    model: nn.Module,
+    pipeline: Any,
+    steps: StepCounter,
+    config_or_preset: Config | str | Path | None,
+    overrides: Mapping[str, Any],
+) -> RootHook:
+    """All hooks of one denoiser, which are not installed yet."""
     if find_root(model) is not None:
         raise RuntimeError(f"apply_toma was called on this {type(model).__name__} already: call remove_toma first.")
     adapter = find_adapter(model)
     if adapter is None:
         raise unsupported(model)
-    pipeline = pipe_or_model if not isinstance(pipe_or_model, nn.Module) else None
     if isinstance(config_or_preset, Path) or str(config_or_preset).endswith(SUFFIX):
         tuned = _read_tuned(model, str(config_or_preset), overrides)
-        return _build(model, adapter, tuned.applicable(), pipeline, only_steps=tuned.steps_left)
+        return _build(model, adapter, tuned.applicable(), steps, only_steps=tuned.steps_left)
     if config_or_preset is None and pipeline is not None:
         config_or_preset = DEFAULT_PRESET
     defaults = adapter.defaults(model)
     config = resolve_config(config_or_preset, overrides, defaults)
     used = defaults_that_count(config_or_preset, overrides, defaults)
-    return _build(model, adapter, config, pipeline, defaults=used)
+    return _build(model, adapter, config, steps, defaults=used)
 
 
 def remove_toma(pipe_or_model: Any) -> None:
     """Remove token merging from a pipeline or model. It is then what it was before, bit for bit."""
-    model = find_denoiser(pipe_or_model)
-    if find_root(model) is None:
-        raise RuntimeError(f"apply_toma was not called on this {type(model).__name__}: there is nothing to remove.")
-    ToMAHandle(model).remove()
+    models = [model for model in find_denoisers(pipe_or_model) if find_root(model) is not None]
+    if not models:
+        name = type(find_denoiser(pipe_or_model)).__name__
+        raise RuntimeError(f"apply_toma was not called on this {name}: there is nothing to remove.")
+    ToMAHandle(*models).remove()
 
 
 @contextmanager
 def toma_enabled(pipe_or_model: Any, enabled: bool = True) -> Iterator[ToMAHandle]:
     """Switch token merging on, or off with `enabled=False`, for the duration of a `with` block."""
-    handle = ToMAHandle(find_denoiser(pipe_or_model))
+    handle = ToMAHandle(*find_denoisers(pipe_or_model))
     before = handle.enabled
     handle.enabled = enabled
     try:
@@ -105,15 +124,20 @@ def toma_enabled(pipe_or_model: Any, enabled: bool = True) -> Iterator[ToMAHandl
 
 
 def find_denoiser(pipe_or_model: Any) -> nn.Module:
-    """The model in which tokens are merged."""
+    """The model in which tokens are merged; the first if a pipeline has several."""
+    return find_denoisers(pipe_or_model)[0]
+
+
+def find_denoisers(pipe_or_model: Any) -> list[nn.Module]:
+    """All denoisers of a pipeline, or the model itself."""
     if isinstance(pipe_or_model, nn.Module):
-        return _diffusers.unwrap_compiled(pipe_or_model)
-    for name in DENOISERS:
-        model = getattr(pipe_or_model, name, None)
-        if isinstance(model, nn.Module):
-            return _diffusers.unwrap_compiled(model)
+        return [_diffusers.unwrap_compiled(pipe_or_model)]
+    found = [getattr(pipe_or_model, name, None) for name in DENOISERS]
+    models = [_diffusers.unwrap_compiled(model) for model in found if isinstance(model, nn.Module)]
+    if models:
+        return list(dict.fromkeys(models))
     raise UsageError(
-        f"{type(pipe_or_model).__name__} is neither a model nor a pipeline with a {' or a '.join(DENOISERS)}. "
+        f"{type(pipe_or_model).__name__} is neither a model nor a pipeline with a {' or a '.join(DENOISERS[:2])}. "
         f"Supported are: {supported()}."
     )
 
@@ -133,10 +157,10 @@ def _build(
     model: nn.Module,
     adapter: Adapter,
     config: Config,
-    pipeline: Any,
+    steps: StepCounter,
     only_steps: int | None = None,
     defaults: Mapping[str, Any] | None = None,
-) -> ToMAHandle:
+) -> RootHook:
     devices = _diffusers.devices_of_map(model)
     if len(devices) > 1:
         raise UsageError(
@@ -153,7 +177,7 @@ def _build(
     reuses_only = bool(parts) and config.ratio == 0
     state = MergeState(
         config,
-        StepCounter(pipeline),
+        steps,
         description=(*_describe_defaults(defaults or {}), *method.describe(config)),
         reuse_description=tuple(describe_reuse(config.reuse, parts)),
         only_steps=only_steps,
@@ -174,11 +198,8 @@ def _build(
     ends = {blocks[0].name, blocks[-1].name}
     merges_an_end = config.scope != "module" and any(record.name in ends for record in merged)
     check = LateChanges(config.scope, merges_an_end, bool(parts))
-    return install(
-        model,
-        RootHook(
-            state, adapter.read_call, check, compiled_blocks, graphs_obstacle, records, [*before, *placements, *after]
-        ),
+    return RootHook(
+        state, adapter.read_call, check, compiled_blocks, graphs_obstacle, records, [*before, *placements, *after]
     )
 
 

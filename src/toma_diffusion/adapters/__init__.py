@@ -32,6 +32,7 @@ from toma_diffusion.adapters.qwen_image21 import QwenImage21Adapter
 from toma_diffusion.adapters.refused import reason_to_refuse
 from toma_diffusion.adapters.sd3 import SD3Adapter
 from toma_diffusion.adapters.unet import UNetAdapter
+from toma_diffusion.adapters.wan import WanAdapter
 from toma_diffusion.adapters.z_image import ZImageAdapter
 from toma_diffusion.core import Grid
 from toma_diffusion.errors import UsageError
@@ -97,6 +98,7 @@ _ADAPTERS: list[type[Adapter]] = [
     Krea2Adapter,
     ChromaAdapter,
     AuraFlowAdapter,
+    WanAdapter,
 ]
 
 

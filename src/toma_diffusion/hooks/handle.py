@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -108,26 +108,31 @@ class RootHook(Hook):
 
 
 class ToMAHandle:
-    """What makes one denoiser faster: inspect it, switch it off and on, compile it, remove it.
+    """What makes a denoiser faster, or all of a pipeline: inspect it, switch it off and on, compile it, remove it.
 
-    As a context manager it removes all of it at the end of the `with` block. All state is in the model's hooks; a
-    handle holds nothing but the model.
+    As a context manager it removes all of it at the end of the `with` block. All state is in the hooks of the models; a
+    handle holds nothing but them.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, *models: nn.Module) -> None:
+        self.models = models
+
+    @property
+    def model(self) -> nn.Module:
+        """The denoiser; the first if there are several."""
+        return self.models[0]
 
     @property
     def enabled(self) -> bool:
         """Whether it does anything. If False, the output is that of the original model, bit for bit."""
-        return self._root().state.enabled
+        return all(root.state.enabled for root in self._roots())
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
-        state = self._root().state
-        if value and not state.enabled:
-            state.forget_choices()
-        state.enabled = bool(value)
+        for root in self._roots():
+            if value and not root.state.enabled:
+                root.state.forget_choices()
+            root.state.enabled = bool(value)
 
     def begin(self, num_steps: int) -> None:
         """Set the number of steps of the generation that begins with the next call of the denoiser.
@@ -135,9 +140,9 @@ class ToMAHandle:
         A `window` needs it in a loop without a pipeline. Inside a diffusers pipeline, steps are read from its
         scheduler. Valid until `reset`.
         """
-        state = self._root().state
-        state.steps.begin(num_steps)
-        state.forget_choices()
+        for root in self._roots():
+            root.state.steps.begin(num_steps)
+            root.state.forget_choices()
 
     def step(self, index: int) -> None:
         """Set the step, counted from 0, that the following calls of the denoiser belong to.
@@ -145,7 +150,8 @@ class ToMAHandle:
         Several calls in one step are passes over it, such as the two halves of classifier-free guidance, or the tiles
         of a large image.
         """
-        self._root().state.steps.set_step(index)
+        for steps in {id(root.state.steps): root.state.steps for root in self._roots()}.values():
+            steps.set_step(index)
 
     def compile(self, mode: str = "graphs", **options: Any) -> str:
         """Compile the denoiser with its merging. The next generation compiles, which takes seconds to minutes.
@@ -163,13 +169,14 @@ class ToMAHandle:
         Call it once. A new image size is compiled when it first comes, the number of steps may change freely. `remove`
         undoes it. See docs/compile.md.
         """
-        root = self._root()
-        undo_compile(self.model)
-        obstacle = root.graphs_obstacle(self.model) if mode == "graphs" else None
-        blocks = root.compiled_blocks(self.model)
-        taken = compile_denoiser(self.model, mode, blocks, obstacle, has_hooks=True, **options)
-        root.is_compiled = True
-        root.state.keeps_plans = taken == "graphs"
+        taken = mode
+        for model, root in zip(self.models, self._roots(), strict=True):
+            undo_compile(model)
+            obstacle = root.graphs_obstacle(model) if mode == "graphs" else None
+            blocks = root.compiled_blocks(model)
+            taken = compile_denoiser(model, mode, blocks, obstacle, has_hooks=True, **options)
+            root.is_compiled = True
+            root.state.keeps_plans = taken == "graphs"
         return taken
 
     def reset(self) -> None:
@@ -177,21 +184,25 @@ class ToMAHandle:
 
         Rarely needed with a pipeline. Buffers are kept.
         """
-        self._root().state.reset()
+        for root in self._roots():
+            root.state.reset()
 
     def remove(self) -> None:
         """Remove all hooks, and undo `compile`. The model is what it was before, bit for bit."""
-        root = self._root()
-        if root.is_compiled:
-            undo_compile(self.model)
-        for placement in root.placements:
-            placement.take_out()
-        remove_hooks(self.model, lambda hook: isinstance(hook, Hook))
+        for model, root in zip(self.models, self._roots(), strict=True):
+            if root.is_compiled:
+                undo_compile(model)
+            for placement in root.placements:
+                placement.take_out()
+            remove_hooks(model, lambda hook: isinstance(hook, Hook))
 
     def summary(self) -> Summary:
-        """What is merged, on which grids, how much it saves, and what is not merged and why. Print it."""
-        root = self._root()
-        return summarize(root.state, root.records)
+        """What is merged, on which grids, how much it saves, and what is not merged and why. Print it.
+
+        If there are several denoisers, it is that of the first, and has the summaries of the others in `others`.
+        """
+        first, *others = (summarize(root.state, root.records) for root in self._roots())
+        return replace(first, others=tuple(others))
 
     def __enter__(self) -> ToMAHandle:
         return self
@@ -205,21 +216,22 @@ class ToMAHandle:
     def __repr__(self) -> str:
         root = find_root(self.model)
         what = "removed" if root is None else f"ratio={root.state.config.ratio:g}, enabled={root.state.enabled}"
-        return f"ToMAHandle({type(self.model).__name__}, {what})"
+        return f"ToMAHandle({', '.join(type(model).__name__ for model in self.models)}, {what})"
 
-    def _root(self) -> RootHook:
-        root = find_root(self.model)
-        if root is None:
-            raise RuntimeError("apply_toma was undone on this model: call it again for a new handle.")
-        return root
+    def _roots(self) -> list[RootHook]:
+        roots = [root for model in self.models if (root := find_root(model)) is not None]
+        if len(roots) < len(self.models):
+            raise RuntimeError("this handle was removed from its model: call apply_toma again for a new one.")
+        return roots
 
 
-def install(model: nn.Module, root: RootHook) -> ToMAHandle:
-    """Register the hooks on the model and its modules."""
+def install(roots: Mapping[nn.Module, RootHook]) -> ToMAHandle:
+    """Register the hooks of every model and its modules."""
     prepare_compiler(_keep_root_out)
-    for placement in [Placement(model, None, root), *root.placements]:
-        placement.put()
-    return ToMAHandle(model)
+    for model, root in roots.items():
+        for placement in [Placement(model, None, root), *root.placements]:
+            placement.put()
+    return ToMAHandle(*roots)
 
 
 def _keep_root_out() -> None:

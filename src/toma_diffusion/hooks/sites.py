@@ -111,6 +111,8 @@ class PerToken:
     """In which its rows lie. Two for a mask of queries and keys."""
     item: int | None = None
     """Which item of a tuple has the rows of the image; None if all have, or if it is no tuple."""
+    ndim: int | None = None
+    """Its number of dimensions, if with another one it has no rows for tokens. None: any."""
 
 
 @dataclass(frozen=True)
@@ -317,7 +319,7 @@ def gather_rows(site: Site, plan: Plan, per_token: tuple[PerToken, ...], given: 
     """The same arguments; those that have a row for every token reduced to the destinations' rows."""
     for each in per_token:
         value = given[each.name]
-        if value is None:
+        if value is None or (each.ndim is not None and value.ndim != each.ndim):
             continue
         if isinstance(value, (tuple, list)):
             rows: Any = tuple(
@@ -360,8 +362,11 @@ def _replace(tensor: Tensor, dim: int, start: int, length: int, change: Callable
         )
     if start == 0 and end == tensor.shape[dim]:
         return change(tensor)
-    before, part = tensor.narrow(dim, 0, start), tensor.narrow(dim, start, length)
-    return torch.cat([before, change(part), tensor.narrow(dim, end, tensor.shape[dim] - end)], dim=dim)
+    changed = change(tensor.narrow(dim, start, length))
+    if dim > 0 and tensor.shape[0] == 1:  # a table for all samples, of which each has rows of its own now
+        tensor = tensor.expand(changed.shape[0], *tensor.shape[1:])
+    before, after = tensor.narrow(dim, 0, start), tensor.narrow(dim, end, tensor.shape[dim] - end)
+    return torch.cat([before, changed, after], dim=dim)
 
 
 def remove_hooks(module: nn.Module, chosen: Callable[[object], bool]) -> None:

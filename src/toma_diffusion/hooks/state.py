@@ -148,6 +148,8 @@ class MergeState:
         self._steps: dict[str, set[int]] = {"computed": set(), "reused": set()}
         """Of this generation."""
         self._last_tick: Tick | None = None
+        self._generation = 0
+        """The one that the last call belonged to."""
         self._was_open = False
         """Whether anything was merged or reused in this generation."""
         self._has_warned = False
@@ -199,7 +201,8 @@ class MergeState:
             )
         self._check_steps(tick)
         self._note_updates(tick)
-        if tick.begins:
+        begins, self._generation = tick.generation != self._generation, tick.generation
+        if begins:
             self._begin_generation(tick)
         action = self.schedule.action(tick.step, tick.num_steps) if self.enabled else None
         action = self._remember(call, tick, action)
@@ -249,8 +252,6 @@ class MergeState:
             memory.compute(tick.step)
         for index, part in enumerate(self.parts):
             part.memory, part.inputs = None if memory is None else memory.parts[index], None
-        if tick.begins:
-            self._steps = {"computed": set(), "reused": set()}
         self._steps["reused" if reuses else "computed"].add(tick.step)
         only_corrects = self.schedule.corrects(tick.num_steps)
         return action if self.correcting or not (self.reusing or only_corrects) else None
@@ -316,6 +317,7 @@ class MergeState:
             self._memories = {key: memory for key, memory in self._memories.items() if key in kept_memories}
         self._used.clear()
         self._memories_used.clear()
+        self._steps = {"computed": set(), "reused": set()}
         self.forget_choices()
 
     def _does_anything(self, num_steps: int) -> bool:

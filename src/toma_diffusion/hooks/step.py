@@ -18,6 +18,7 @@ There are three sources. The first that is available counts:
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Mapping
@@ -28,10 +29,11 @@ from torch import Tensor, nn
 
 from toma_diffusion.errors import UsageError
 
-DENOISERS = ("unet", "transformer")
-"""Where diffusers pipelines keep their denoiser."""
+DENOISERS = ("unet", "transformer", "transformer_2", "transformer_ref")
+"""Where diffusers pipelines keep their denoisers. Most have one; Wan 2.2 has one for each half of the noise levels."""
 OWNERS = ("self", "components")
 """Names of the argument that holds the running pipeline: in the call of a pipeline, in a block of a modular one."""
+_generations = itertools.count(1)
 MOST_PASSES = 64
 """More passes over one step than any pipeline makes. Beyond this, a loop is assumed that always uses one timestep."""
 
@@ -53,16 +55,17 @@ class Tick:
     says; 1 if it is not known."""
     is_exact: bool
     """Whether the step was set by the user or read from a scheduler, not inferred from the identity of tensors."""
-    begins: bool
-    """Whether this is the first call of a generation. The user may begin one with a later step than 0."""
+    generation: int
+    """A number of its own for every generation. Not every denoiser of a pipeline sees the first step of one."""
 
 
 class StepCounter:
-    """Counts the steps of one denoiser. Holds no tensor and no pipeline alive."""
+    """Counts the steps of the denoisers of one pipeline. Holds no tensor and no pipeline alive."""
 
     def __init__(self, pipeline: Any = None) -> None:
         self._pipeline = weakref.ref(pipeline) if pipeline is not None else None
         self._timesteps = _Identity(None)
+        self._generation = 0
         self.reset()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -204,8 +207,9 @@ class StepCounter:
         self._passes.append((_Identity(sample), _Identity(conditioning), tuple(sample.shape)))
         ordinal = len(self._passes) - 1
         first = next(index for index, (known, _, _) in enumerate(self._passes) if known.holds(sample))
-        begins, self._begins = self._begins, False
-        return Tick(self._step, num_steps, ordinal, first, self._parts, is_exact, begins)
+        if self._begins:
+            self._generation, self._begins = next(_generations), False
+        return Tick(self._step, num_steps, ordinal, first, self._parts, is_exact, self._generation)
 
 
 @dataclass(frozen=True)

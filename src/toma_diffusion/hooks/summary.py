@@ -80,6 +80,8 @@ class Summary:
     """In all transformer blocks, in a step without merging, by the paper's formula. None for other methods."""
     merged_multiplications: float | None
     """The same in a step with merging, including the cost of the plans, averaged over their schedule."""
+    others: tuple[Summary, ...] = ()
+    """Of the other denoisers, if a pipeline has several."""
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -96,7 +98,7 @@ class Summary:
         config = self.config
         off = "" if self.enabled else " (switched off)"
         if not self.kinds:
-            return Group(f"{config.label}, no tokens are merged{off}", *self._reuse_lines(), *self._other_lines())
+            return Group(f"{config.label}, no tokens are merged{off}", *self._last_lines())
         table = Table(title=f"{config.label}, ratio {config.ratio:g}{off}")
         for heading in ("kind", "blocks", f"merged, scope {config.scope}", "grid", "tokens", "regions"):
             table.add_column(heading)
@@ -121,7 +123,13 @@ class Summary:
                 f"multiplications in the transformer blocks of a merged step, by the paper's formula: "
                 f"{self.multiplications:.3g} → {self.merged_multiplications:.3g} ({-saved:+.1%})"
             )
-        return Group(table, *lines, *self._reuse_lines(), *self._other_lines())
+        return Group(table, *lines, *self._last_lines())
+
+    def _last_lines(self) -> list[RenderableType]:
+        denoisers: list[RenderableType] = []
+        for number, other in enumerate(self.others, start=2):
+            denoisers += [f"\nDenoiser {number} of {len(self.others) + 1}:", other]
+        return [*self._reuse_lines(), *self._other_lines(), *denoisers]
 
     def _reuse_lines(self) -> list[str]:
         if not self.reuse:

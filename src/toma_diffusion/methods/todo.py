@@ -69,12 +69,13 @@ class DownsamplePlan(Plan):
         self.height, self.width = (max(1, side // factor) for side in (grid.height, grid.width))
         rows = torch.arange(self.height, device=device) * grid.height // self.height
         columns = torch.arange(self.width, device=device) * grid.width // self.width
-        self.positions = (rows[:, None] * grid.width + columns).flatten()
+        frames = torch.arange(grid.frames, device=device) * grid.height
+        self.positions = ((frames[:, None, None] + rows[:, None]) * grid.width + columns).flatten()
 
     @property
     def num_destinations(self) -> int:
         """Number of tokens that keys and values are computed from."""
-        return self.height * self.width
+        return self.grid.frames * self.height * self.width
 
     @property
     def buffers(self) -> list[Tensor]:

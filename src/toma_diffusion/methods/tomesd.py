@@ -99,7 +99,8 @@ class MatchingPlan(Plan):
         height, width = config.cell
         rows = torch.arange(grid.height // height, device=device) * height
         columns = torch.arange(grid.width // width, device=device) * width
-        self.corners = (rows[:, None] * grid.width + columns).flatten()
+        frames = torch.arange(grid.frames, device=device) * grid.height
+        self.corners = ((frames[:, None, None] + rows[:, None]) * grid.width + columns).flatten()
         """[cells]: the top left token of every cell. Rows and columns that fill no cell hold only sources."""
         self.num_cells = len(self.corners)
         self.offsets = torch.zeros(self.num_cells, dtype=torch.int64, device=device)

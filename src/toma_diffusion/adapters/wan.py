@@ -1,0 +1,75 @@
+"""WanTransformer3DModel: Wan 2.1 and 2.2, text to video and image to video."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, around, leave_first
+from toma_diffusion.core import Grid
+from toma_diffusion.hooks.arguments import Given
+from toma_diffusion.hooks.sites import PerToken
+from toma_diffusion.hooks.state import Call
+
+ROTARY = PerToken("rotary_emb", dims=(1,))
+MODULATION = PerToken("temb", dims=(1,), ndim=4)
+"""Of models that give every token a time of its own (TI2V). In the others it has three dimensions."""
+
+
+class WanAdapter(Adapter):
+    """One stack of blocks with self-attention, cross-attention and MLP on the tokens of all frames.
+
+    Models with a time for every token may be given the first frame, whose time is 0. It stays whole, so that it never
+    merges with others.
+    """
+
+    model_class = "WanTransformer3DModel"
+    supports = "WanTransformer3DModel (Wan 2.1, 2.2)"
+
+    def defaults(self, model: Any) -> dict[str, Any]:
+        """Select in every step, leave the first eighth of the blocks."""
+        return leave_first((len(model.blocks), 1 / 8))
+
+    def blocks(self, model: Any) -> list[Block]:
+        """The stack."""
+        return [_describe(block, index) for index, block in enumerate(model.blocks)]
+
+    def read_call(self, model: Any, given: Given) -> Call:
+        """A token is a patch of one or more latent frames."""
+        sample, timestep = given["hidden_states"], given["timestep"]
+        sides = zip(sample.shape[-3:], model.config.patch_size, strict=True)
+        frames, height, width = (side // patch for side, patch in sides)
+        given_frames = 1 if timestep.ndim == 2 and frames > 1 else 0
+        return Call(
+            sample=sample,
+            conditioning=given["encoder_hidden_states"],
+            timestep=timestep,
+            grids={"block": Grid(height, width, frames - given_frames)},
+            lengths={"block": frames * height * width},
+        )
+
+
+def _describe(module: Any, index: int) -> Block:
+    return Block(
+        name=f"blocks.{index}",
+        module=module,
+        kind="block",
+        width=module.norm1.normalized_shape[0],
+        sites=(
+            SiteSpec("attn1", frozenset({"attn"}), around("attn1", ROTARY)),
+            SiteSpec("attn2", frozenset({"cross_attn"}), around("attn2")),
+            SiteSpec("ffn", frozenset({"ff"}), around("ffn")),
+        ),
+        normalize=Before(_before),
+        per_token=(ROTARY, MODULATION),
+    )
+
+
+def _before(module: Any, given: Given) -> Tensor:
+    tokens, modulation = given.tokens, given["temb"].float()
+    shift, scale, *_ = (module.scale_shift_table + modulation).unbind(-2)
+    if modulation.ndim == 3:  # one for all tokens of a sample
+        shift, scale = shift.unsqueeze(1), scale.unsqueeze(1)
+    normalized: Tensor = module.norm1(tokens.float()) * (1 + scale) + shift
+    return normalized.type_as(tokens)
