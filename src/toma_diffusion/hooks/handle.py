@@ -210,7 +210,7 @@ class ToMAHandle:
     def _root(self) -> RootHook:
         root = find_root(self.model)
         if root is None:
-            raise RuntimeError("apply_toma was undone on this model: call it again for a new handle.")
+            raise RuntimeError("this handle was removed from its model: call apply_toma again for a new one.")
         return root
 
 
