@@ -413,3 +413,39 @@ class TestCompile:
             for ours, eager in zip(results, layer(twin, tokens, Action.REUSE), strict=True):
                 torch.testing.assert_close(ours, eager)
         assert len(graphs) == len(Action)
+
+
+class TestVideo:
+    def test_tokens_of_neighbouring_frames_merge(self):
+        """A picture that stands still for four frames needs a quarter of its tokens."""
+        grid = Grid(8, 8, 4)
+        picture = torch.randn(1, 64, 32)
+        tokens = picture.repeat(1, 4, 1)
+        plan = selected(tokens, grid, ratio=0.75, scale=math.inf)
+        assert plan.describe() == "1 tile of 4×8×8, selected in 4 tiles of 4×4×4"
+        torch.testing.assert_close(plan.unmerge(plan.merge(tokens)), tokens)
+        within = selected(tokens, grid, ratio=0.75, scale=math.inf, region_frames=1)
+        assert (within.unmerge(within.merge(tokens)) - tokens).abs().mean() > 0.1
+
+    def test_time_counts(self):
+        """Where all tokens are alike, those of the same frame are nearest with a weight on frames, and else not."""
+        grid = Grid(2, 2, 4)
+        tokens = torch.ones(1, 16, 8) + 1e-4 * torch.randn(1, 16, 8)
+        settings = {"ratio": 0.75, "scale": math.inf, "distance_weight": 0}
+        plan = selected(tokens, grid, **settings, frame_weight=10.0)
+        frame = torch.arange(16) // 4
+        own = plan.positions[0, plan.assignment.targets[0]] // 4
+        assert torch.equal(own, frame)
+
+    def test_plans_are_small_and_linear_in_tokens(self):
+        """115,200 tokens, as of 14 seconds of video. Activations of a block: some 60 KB a token at a width of 5120."""
+        config = ToMAConfig(ratio=0.5)
+        small, large = (
+            MergePlan(Grid(45, 80, frames), config, batch_size=1, dtype=torch.bfloat16) for frames in (16, 32)
+        )
+        assert large.grid.num_tokens == 115_200
+        assert large.num_bytes <= 2.01 * small.num_bytes
+        assert large.num_bytes <= 0.01 * 60_000 * large.grid.num_tokens
+        tokens = torch.randn(1, 115_200, 4, dtype=torch.bfloat16)
+        large.update(tokens, Action.SELECT)
+        assert large.merge(tokens).shape == (1, 57_600, 4)
