@@ -15,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from toma_diffusion import Grid, Reuse, ToMAConfig, apply_toma
 from toma_diffusion.adapters.flux import FluxAdapter
-from toma_diffusion.bench.models import MODELS, build
+from toma_diffusion.bench.models import build
+from toma_diffusion.bench.published import MODELS
 from toma_diffusion.files import replacing
 
 FILE = Path(__file__).with_name("results") / "reuse_multiplications.csv"
