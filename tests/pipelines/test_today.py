@@ -104,6 +104,19 @@ def test_tune(prompts, tmp_path):
     assert Tuned.read(tmp_path / "run" / "tuned.json").model_class == "ZImageTransformer2DModel"
 
 
+@pytest.mark.parametrize("name", [name for name in ("z-image", "krea2") if name in PIPELINES])
+def test_bench_of_a_folder_with_the_whole_pipeline(name, tmp_path):
+    few = ("--resolution", 128, "--steps", 2, "--repeats", 1, "--methods", "toma-stage:num_regions=4", "--ratios", 0.5)
+    result = invoke("bench", name, *few, "--bounds", "none", "--pipeline", "--output", tmp_path / "rows.csv")
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["method"], row["batch"]) for row in rows] == [
+        (method, "2" if name == "z-image" else "1") for method in ("baseline", "toma-stage")
+    ]
+    assert all(row["pipeline_s"] for row in rows)
+
+
 @needs("flux2-klein")
 def test_what_a_pipeline_does_not_take_is_refused():
     pipe = load_pipeline(str(checkpoint("flux2-klein")), device="cpu")
@@ -114,7 +127,7 @@ def test_what_a_pipeline_does_not_take_is_refused():
 @needs("z-image")
 def test_what_the_call_itself_refuses_is_the_user_s_mistake():
     pipe = load_pipeline(str(checkpoint("z-image")), device="cpu")
-    with pytest.raises(UsageError, match="ZImagePipeline does not accept these settings: .*divisible by 16"):
+    with pytest.raises(UsageError, match=r"ZImagePipeline does not accept these settings: .*divisible by 16"):
         generate_image(pipe, ImageRequest("a shoe", steps=1, width=100, height=128))
 
 

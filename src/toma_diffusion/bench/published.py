@@ -146,9 +146,7 @@ QWEN, QWEN21, Z_IMAGE = "QwenImageTransformer2DModel", "QwenImage21Transformer2D
 KREA2, AURA_FLOW = "Krea2Transformer2DModel", "AuraFlowTransformer2DModel"
 MODELS: Mapping[str, Published] = {
     "sdxl": Published(UNET, SDXL, SMALL_SDXL, batch=2, small_resolution=512),
-    "sd15": Published(
-        UNET, {"sample_size": 64, "cross_attention_dim": 768}, SMALL_SD15, batch=2, resolution=512
-    ),
+    "sd15": Published(UNET, {"sample_size": 64, "cross_attention_dim": 768}, SMALL_SD15, batch=2, resolution=512),
     "flux": Published(FLUX, {"guidance_embeds": True}, SMALL_FLUX),
     "sd35": Published(SD3, SD35_LARGE, SMALL_SD35, batch=2),
     "flux2": Published(FLUX2, {}, SMALL_FLUX2),

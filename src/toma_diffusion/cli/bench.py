@@ -162,8 +162,8 @@ def _modes(names: list[str], device: torch.device, compile: str, is_cached: bool
 def _open(name: str, size: str, dtype: str, device: torch.device) -> tuple[Denoiser, Callable[[], EndToEnd]]:
     """The denoiser, and a function that builds the rest of its pipeline."""
     from toma_diffusion.bench.models import build, load
-    from toma_diffusion.bench.published import MODELS
     from toma_diffusion.bench.pipelines import LoadedPipeline, RandomPipeline
+    from toma_diffusion.bench.published import MODELS
     from toma_diffusion.pipelines.checkpoints import DTYPES
 
     if size not in SIZES:

@@ -26,8 +26,8 @@ SEEDS = range(-(2**63), 2**64)
 """The seeds that torch accepts."""
 
 CHECKS_OF_DIFFUSERS = ("check_inputs", "set_timesteps")
-"""Functions in which diffusers checks the arguments of a pipeline, before the first step. A ValueError from one of them,
-or from the pipeline's own `__call__`, is the user's mistake; any other is not."""
+"""Functions in which diffusers checks the arguments of a pipeline, before the first step. A ValueError from one of
+them, or from the pipeline's own `__call__`, is the user's mistake; any other is not."""
 
 
 @dataclass(frozen=True)
