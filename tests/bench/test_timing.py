@@ -111,9 +111,10 @@ def test_percentiles():
 
 
 class TestCompiled:
-    @pytest.mark.parametrize("how", ["block", "whole"])
-    def test_equals_eager_and_is_undone(self, how):
-        denoiser = ready("sd35")
+    @pytest.mark.parametrize(("name", "how"), [("sd35", "block"), ("sd35", "whole"), ("z-image", "block")])
+    def test_equals_eager_and_is_undone(self, name, how):
+        """Z-Image takes and returns lists of samples."""
+        denoiser = ready(name)
         generation = generation_of(denoiser, steps=2)
         eager = generation.run()
         compile_model(generation_of(denoiser, 1), how, backend="aot_eager")
