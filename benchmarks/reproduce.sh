@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 # Measure the rows of benchmarks/results/ anew on this machine's GPU:
 #
-#   benchmarks/reproduce.sh FOLDER [presets] [reuse] [methods] [bounds] [flux] [cache] [few-steps] [pipeline] [eager] [operators]
+#   benchmarks/reproduce.sh FOLDER [presets] [reuse] [methods] [bounds] [flux] [today] [cache] [few-steps] [pipeline] [eager] [operators]
 #
 # Every part writes CSV files into FOLDER; without parts all are measured. Benchmarks of a part compile side by side and
 # time one at a time (--take-turns). What is there already is not measured again. RATIOS=0.75 measures methods and bounds
-# at that ratio alone; COMMIT stands in for that of the checkout where there is none. It takes a GPU of some 100 GB;
+# at that ratio alone, MODELS=flux2 that model of today; COMMIT stands in for that of the checkout where there is none. It takes a GPU of some 100 GB;
 # `make bench` times a little on any. Whatever fails is named at the end, and the exit status is then 1; interrupted, the
 # benchmarks under way end too.
 set -u
 folder=${1:?"give a folder for the rows"}
 shift
-parts=${*:-presets reuse methods bounds flux cache few-steps pipeline eager operators}
+parts=${*:-presets reuse methods bounds flux today cache few-steps pipeline eager operators}
 for part in $parts; do  # before hours are spent on the others
     case $part in
-    presets | reuse | methods | bounds | flux | cache | few-steps | pipeline | eager | operators) ;;
+    presets | reuse | methods | bounds | flux | today | cache | few-steps | pipeline | eager | operators) ;;
     *)
-        echo "unknown part '$part': presets, reuse, methods, bounds, flux, cache, few-steps, pipeline, eager or operators" >&2
+        echo "unknown part '$part': presets, reuse, methods, bounds, flux, today, cache, few-steps, pipeline, eager or operators" >&2
         exit 2 ;;
     esac
 done
@@ -94,6 +94,17 @@ for part in $parts; do
             --ratios 0.5 --bounds none
         bench sd35 --model sd35 --modes compiled --steps 10 --repeats 3 --methods toma-stage,toma --ratios 0.5 --bounds none
         finish ;;
+    today)  # models after Flux.1. One process at a time: FLUX.2 alone takes 60 GiB. MODELS=krea2 measures that one alone,
+        # in some ten minutes a resolution for FLUX.2 and less for others; interrupted, the same command goes on.
+        for model in ${MODELS:-flux2 flux2-klein qwen-image z-image krea2}; do
+            usual=1024
+            [ "$model" = qwen-image ] && usual=1328
+            for resolution in $usual 2048; do
+                bench "today-$model-$resolution" --model "$model" --modes compiled --steps 10 --repeats 1 --bounds none \
+                    --resolution $resolution --methods 'toma-stage,balanced,fast,toma-stage:period=2' --ratios 0.5,0.75
+                finish
+            done
+        done ;;
     cache)  # the product with the first-block cache
         for threshold in 0.05 0.1 0.2; do
             bench "cache-$threshold" --model flux --modes compiled --steps 20 --repeats 2 --cache $threshold \

@@ -15,20 +15,29 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from toma_diffusion import Grid, Reuse, ToMAConfig, apply_toma
 from toma_diffusion.adapters.flux import FluxAdapter
-from toma_diffusion.bench.models import MODELS, build
+from toma_diffusion.adapters.ids import IdReader
+from toma_diffusion.bench.models import build
 from toma_diffusion.files import replacing
 
 FILE = Path(__file__).with_name("results") / "reuse_multiplications.csv"
 COLUMNS = ("model", "part", "resolution", "batch", "computed", "reused", "share")
+MODELS = ("sdxl", "sd15", "flux", "sd35")
 META = torch.device("meta")
 
 
-class SquareGrid(FluxAdapter):
+class SquareGrids(IdReader):
     """Reads the grid from the number of tokens: position ids have no values here."""
 
-    def _read_grid(self, ids: torch.Tensor, num_tokens: int) -> Grid:
+    def grid(self, ids: torch.Tensor, num_tokens: int, text_tokens: int = 0) -> Grid:
         side = round(num_tokens**0.5)
         return Grid(side, side)
+
+
+class SquareFlux(FluxAdapter):
+    """Flux on square images."""
+
+    def __init__(self) -> None:
+        self._ids = SquareGrids()
 
 
 def on_meta(value: Any) -> Any:
@@ -43,7 +52,7 @@ def count(name: str, part: str) -> dict[str, Any]:
     denoiser = build(name, small=False, device=META, dtype=torch.float16)
     side, batch = denoiser.default_resolution, denoiser.default_batch
     values = build(name, small=False, device=torch.device("cpu"), dtype=torch.float16).inputs(batch, side, side)
-    torch.nn.Module.to(denoiser.model, torch.float16)
+    torch.nn.Module.to(denoiser.model, META, torch.float16)
     handle = apply_toma(denoiser.model, ToMAConfig(ratio=0, reuse=Reuse(start=0.0, part=part)))
     handle.begin(2)
     totals = []
@@ -59,7 +68,7 @@ def count(name: str, part: str) -> dict[str, Any]:
 def main() -> None:
     from toma_diffusion.adapters import register_adapter
 
-    register_adapter(SquareGrid)
+    register_adapter(SquareFlux)
     rows = [count(name, part) for name in MODELS for part in ("blocks", "deep")]
     with replacing(FILE) as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import diffusers
 import pytest
 import torch
 from checkpoint import save_checkpoint
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from toma_diffusion import Action, MergePlan
 from toma_diffusion.bench.models import build
+from toma_diffusion.bench.published import MODELS
 from toma_diffusion.bench.records import Records, claimed
 from toma_diffusion.bench.runner import BASELINE_CELL, Runner
 from toma_diffusion.bench.scenario import Scenario, compare
@@ -274,6 +276,7 @@ class TestFailures:
             (["--dtype", "int8"], "'int8'"),
             (["--device", "tpu"], "'tpu'"),
             (["--cache", "0.1"], "--cache 0.1"),
+            (["--model", "z-image", "--pipeline"], "the decoder of model 'z-image'"),
         ],
     )
     def test_wrong_input_is_quoted(self, arguments, message, tmp_path, monkeypatch):
@@ -283,6 +286,29 @@ class TestFailures:
         assert result.exit_code == 2
         assert message in result.output
         assert list(tmp_path.iterdir()) == []
+
+
+MEASURED_ELSEWHERE = ("sdxl", "sd15", "flux", "sd35", "flux2-klein", "flux2-klein-4b")
+"""In other tests here; klein is `flux2` but for its size."""
+TODAY = [
+    name
+    for name, published in MODELS.items()
+    if name not in MEASURED_ELSEWHERE and hasattr(diffusers, published.class_name)
+]
+
+
+@pytest.mark.parametrize("model", TODAY)
+def test_every_model_known_by_name_is_measured(model, tmp_path):
+    """Merging alone, reuse alone, and both: five steps, of which some reuse."""
+    path = tmp_path / "rows.csv"
+    methods = ["--methods", "toma-stage:num_regions=4,reuse,fast:num_regions=4", "--ratios", "0.5", "--bounds", "none"]
+    few = ["--resolution", "128", "--steps", "5", "--repeats", "1", *methods]
+    result = invoke("--model", model, "--device", "cpu", "--size", "small", *few, "--output", path)
+    assert result.exit_code == 0, result.output
+    assert "Warning" not in result.output.replace("Warning: the baseline took", "")  # times are those of a busy machine
+    rows = read(path)
+    assert [row["method"] for row in rows] == ["baseline", "toma-stage", "reuse", "fast"]
+    assert {(row["model"], row["batch"]) for row in rows} == {(f"{model}-small", str(MODELS[model].batch))}
 
 
 class TestMore:

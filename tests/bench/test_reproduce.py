@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from toma_diffusion.bench.inputs import FAMILIES
+from toma_diffusion.bench.published import MODELS
+from toma_diffusion.experiments.cells import MethodSpec
+from toma_diffusion.experiments.parsing import Resolution, split_list
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "reproduce.sh"
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs bash")
@@ -35,12 +40,36 @@ def test_all_parts_by_default(tmp_path):
         "methods",
         "bounds",
         "flux",
+        "today",
         "cache",
         "few-steps",
         "pipeline",
         "eager",
         "operators",
     ]
+
+
+def test_one_model_of_today_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("MODELS", "qwen-image")
+    process = start(tmp_path, 'echo "$@"', "today")
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    logs = {path.name: path.read_text() for path in (tmp_path / "rows, größer").glob("*.log")}
+    assert set(logs) == {"today-qwen-image-1328.log", "today-qwen-image-2048.log"}
+    options = "--modes compiled --steps 10 --repeats 1 --bounds none --resolution 2048"
+    assert f"--model qwen-image {options} " in logs["today-qwen-image-2048.log"]
+
+
+def test_the_models_of_today_are_known_and_their_methods_are_possible(tmp_path):
+    process = start(tmp_path, 'echo "$@"', "today")
+    process.communicate(timeout=60)
+    for path in (tmp_path / "rows, größer").glob("*.log"):
+        given = path.read_text().split()
+        options = dict(zip(given[given.index("--model") :: 2], given[given.index("--model") + 1 :: 2], strict=True))
+        published = MODELS[options["--model"]]
+        Resolution.parse(options["--resolution"], FAMILIES[published.class_name].multiple)
+        ratios = [MethodSpec.parse(text).possible([0.5, 0.75]) for text in split_list(options["--methods"])]
+        assert [len(each) for each in ratios] == [2, 1, 1, 1]  # those that reuse have their own
 
 
 def test_what_fails_is_named(tmp_path):

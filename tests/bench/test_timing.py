@@ -10,10 +10,12 @@ from toma_diffusion import Action, MergePlan, apply_toma
 from toma_diffusion.api import compiled_blocks
 from toma_diffusion.bench import caching
 from toma_diffusion.bench.measure import measure
-from toma_diffusion.bench.models import SD3, SD35_LARGE, SMALL_SD35, build, build_empty
+from toma_diffusion.bench.models import build
+from toma_diffusion.bench.published import SD3, SD35_LARGE, SMALL_SD35
 from toma_diffusion.bench.scenario import Group
 from toma_diffusion.bench.timing import Generation, StepKind, Timing, compile_model, forget_compiled
 from toma_diffusion.bench.turns import Turns
+from toma_diffusion.bench.weights import build_empty
 from toma_diffusion.config import ToMAConfig
 from toma_diffusion.experiments.cells import Cell
 from toma_diffusion.experiments.parsing import Resolution
@@ -109,9 +111,10 @@ def test_percentiles():
 
 
 class TestCompiled:
-    @pytest.mark.parametrize("how", ["block", "whole"])
-    def test_equals_eager_and_is_undone(self, how):
-        denoiser = ready("sd35")
+    @pytest.mark.parametrize(("name", "how"), [("sd35", "block"), ("sd35", "whole"), ("z-image", "block")])
+    def test_equals_eager_and_is_undone(self, name, how):
+        """Z-Image takes and returns lists of samples."""
+        denoiser = ready(name)
         generation = generation_of(denoiser, steps=2)
         eager = generation.run()
         compile_model(generation_of(denoiser, 1), how, backend="aot_eager")

@@ -111,6 +111,8 @@ def test_dtype_is_checked():
             "StableDiffusionXLPipeline",
         ),
         (("model.diffusion_model.input_blocks.0.0.weight",), "StableDiffusionPipeline"),
+        (("double_blocks.0.img_attn.qkv.weight", "distilled_guidance_layer.in_proj.bias"), "ChromaPipeline"),
+        (("model.diffusion_model.layers.0.adaLN_modulation.0.weight",), "ZImagePipeline"),
     ],
 )
 def test_a_single_file_is_recognised_by_its_weights(weights, expected, tmp_path, monkeypatch):
@@ -118,6 +120,15 @@ def test_a_single_file_is_recognised_by_its_weights(weights, expected, tmp_path,
     save_file({name: torch.zeros(1) for name in weights}, path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match=f"the {expected} in it could not be loaded"):
+        load_pipeline(str(path), device="cpu")
+
+
+def test_a_single_file_that_diffusers_cannot_open_is_named(tmp_path):
+    """FLUX.2 has weights of the same names as Flux.1."""
+    path = tmp_path / "flux2.safetensors"
+    weights = ("double_blocks.0.img_attn.qkv.weight", "single_stream_modulation.lin.weight")
+    save_file({name: torch.zeros(1) for name in weights}, path)
+    with pytest.raises(ValueError, match=r"holds a Flux2Pipeline, which diffusers .* cannot open from a single file"):
         load_pipeline(str(path), device="cpu")
 
 

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from toma_diffusion.bench.models import Denoiser, build_empty, fill
+from toma_diffusion.bench.models import Denoiser
 from toma_diffusion.bench.scenario import Group
+from toma_diffusion.bench.weights import build_empty, empty, fill
 from toma_diffusion.errors import UsageError
 
 CLIP_TOKENS = 77
@@ -110,6 +111,15 @@ SURROUNDINGS: Mapping[str, Surroundings] = {
 """By the model's name."""
 
 
+def check_surroundings(name: str) -> None:
+    """Raise `UsageError` if no more than the denoiser of this model is known."""
+    if name not in SURROUNDINGS:
+        raise UsageError(
+            f"--pipeline does not know the text encoders and the decoder of model {name!r}: leave it out, use one of "
+            f"{', '.join(SURROUNDINGS)}, or give a folder with a whole pipeline."
+        )
+
+
 class EndToEnd(Protocol):
     """Generates a whole image, from the prompt to the pixels."""
 
@@ -176,9 +186,8 @@ class RandomPipeline:
 
         class_name, config_name, published, shrunk, _ = encoder
         config = getattr(transformers, config_name)(**(shrunk if small else published))
-        with torch.device("meta"):
-            model: nn.Module = getattr(transformers, class_name)(config)
-        fill(model.eval().requires_grad_(False), self.denoiser.device, self.denoiser.dtype)
+        model = empty(lambda: getattr(transformers, class_name)(config))
+        fill(model, self.denoiser.device, self.denoiser.dtype)
         return model
 
 

@@ -52,8 +52,8 @@ class Generation:
         """One step."""
         if self.handle is not None:
             self.handle.step(step)
-        output: Tensor = self.model(**self.calls[step], return_dict=False)[0]
-        return output
+        output: Tensor | list[Tensor] = self.model(**self.calls[step], return_dict=False)[0]
+        return torch.stack(output) if isinstance(output, list) else output  # a list of samples, as Z-Image returns
 
     def run(self) -> Tensor:
         """All steps. Returns the last one's output."""

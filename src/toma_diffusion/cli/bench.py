@@ -25,7 +25,8 @@ def bench(
     model: Annotated[
         str,
         typer.Option(
-            help="sdxl, sd15, flux, sd35: random weights. Or bundled, bundled-4step, a folder, a file, a hub id."
+            help="Random weights: sdxl, sd15, sd35, flux, flux2, flux2-klein, flux2-klein-4b, flux3, qwen-image, "
+            "qwen-image-21, z-image, krea2, chroma, auraflow. Or bundled, bundled-4step, a folder, a file, a hub id."
         ),
     ] = "sdxl",
     size: Annotated[str, typer.Option(help="real or small. auto: real on a GPU, small on a CPU.")] = "auto",
@@ -67,6 +68,8 @@ def bench(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from toma_diffusion.bench.pipelines import check_surroundings
+    from toma_diffusion.bench.published import MODELS
     from toma_diffusion.bench.records import Records, claimed
     from toma_diffusion.bench.runner import Runner
     from toma_diffusion.bench.scenario import Scenario, compare
@@ -85,6 +88,8 @@ def bench(
     parsed_methods = tuple(MethodSpec.parse(text) for text in texts if shortcut_class(text) is None)
     caches = [shortcut for shortcut in shortcuts if not isinstance(shortcut, FewerSteps)]
     parsed_modes = _modes(split_list(modes), where, compile, cache is not None or bool(caches))
+    if pipeline and model in MODELS:
+        check_surroundings(model)
     denoiser, make_parts = _open(model, size, dtype, where)
     scenario = Scenario(
         methods=parsed_methods,
@@ -156,8 +161,9 @@ def _modes(names: list[str], device: torch.device, compile: str, is_cached: bool
 
 def _open(name: str, size: str, dtype: str, device: torch.device) -> tuple[Denoiser, Callable[[], EndToEnd]]:
     """The denoiser, and a function that builds the rest of its pipeline."""
-    from toma_diffusion.bench.models import MODELS, build, load
+    from toma_diffusion.bench.models import build, load
     from toma_diffusion.bench.pipelines import LoadedPipeline, RandomPipeline
+    from toma_diffusion.bench.published import MODELS
     from toma_diffusion.pipelines.checkpoints import DTYPES
 
     if size not in SIZES:

@@ -31,18 +31,35 @@ MADE_FOR: Mapping[str, tuple[int, float]] = {FOUR_STEP: (4, 1.0)}
 INSTALL_DEMO = "pip install 'toma-diffusion[demo]' (from a checkout: pip install ./demo-model)"
 HUB_ID = r"[\w.-]+/[\w.-]+"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-IN_BFLOAT16 = ("FluxTransformer2DModel", "SD3Transformer2DModel", "FluxPipeline", "StableDiffusion3Pipeline")
-"""Denoisers and pipelines that run in bfloat16. All others run in float16."""
+IN_BFLOAT16 = (
+    "FluxTransformer2DModel",
+    "SD3Transformer2DModel",
+    "Flux2Transformer2DModel",
+    "Flux3Transformer2DModel",
+    "ChromaTransformer2DModel",
+    "QwenImageTransformer2DModel",
+    "QwenImage21Transformer2DModel",
+    "ZImageTransformer2DModel",
+    "Krea2Transformer2DModel",
+    "FluxPipeline",
+    "StableDiffusion3Pipeline",
+    "ChromaPipeline",
+    "ZImagePipeline",
+)
+"""Denoisers, and pipelines of single files, that run in bfloat16. All others run in float16."""
 HASHED_NUMBERS = 64
 """How many numbers of each weight go into the fingerprint, about."""
 SINGLE_FILES: Mapping[str, str] = {
+    "distilled_guidance_layer.": "ChromaPipeline",
+    "single_stream_modulation.": "Flux2Pipeline",
     "double_blocks.": "FluxPipeline",
     "joint_blocks.": "StableDiffusion3Pipeline",
+    "layers.0.adaLN_modulation.0.": "ZImagePipeline",
     "conditioner.embedders.1.": "StableDiffusionXLPipeline",
     "model.diffusion_model.input_blocks.": "StableDiffusionPipeline",
 }
 """Part of a weight's name in a single-file checkpoint, and the pipeline it belongs to. The first match counts: SDXL has
-the names of Stable Diffusion 1.5 too."""
+the names of Stable Diffusion 1.5 too, Chroma and FLUX.2 those of Flux.1."""
 
 
 def bundled_model() -> Path:
@@ -187,8 +204,14 @@ def _load_file(path: Path, dtype: torch.dtype | None) -> Any:
             f"model {str(path)!r} is not a complete model of a known kind. "
             f"A single file must hold one of {', '.join(SINGLE_FILES.values())}."
         )
+    load = getattr(getattr(diffusers, name, None), "from_single_file", None)
+    if load is None:
+        raise UsageError(
+            f"model {str(path)!r} holds a {name}, which diffusers {diffusers.__version__} cannot open from a single "
+            "file: give the folder of its pipeline, or a hub id."
+        )
     try:
-        return getattr(diffusers, name).from_single_file(str(path), torch_dtype=dtype or half_precision(name))
+        return load(str(path), torch_dtype=dtype or half_precision(name))
     except Exception as error:  # as above
         raise UsageError(
             f"model {str(path)!r}: the {name} in it could not be loaded. A single file holds weights only, its "

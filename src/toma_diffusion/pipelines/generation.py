@@ -26,8 +26,8 @@ SEEDS = range(-(2**63), 2**64)
 """The seeds that torch accepts."""
 
 CHECKS_OF_DIFFUSERS = ("check_inputs", "set_timesteps")
-"""Functions in which diffusers checks the arguments of a pipeline, before the first step. A ValueError from one of them
-is the user's mistake; any other is not."""
+"""Functions in which diffusers checks the arguments of a pipeline, before the first step. A ValueError from one of
+them, or from the pipeline's own `__call__`, is the user's mistake; any other is not."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,15 @@ def _call(pipe: Any, requests: Sequence[ImageRequest], on_step: Callable[[int], 
         try:
             return pipe(**arguments).images
         except ValueError as error:
-            if any(frame.name in CHECKS_OF_DIFFUSERS for frame in traceback.extract_tb(error.__traceback__)):
+            if _is_check_of_arguments(pipe, error):
                 raise UsageError(f"{type(pipe).__name__} does not accept these settings: {error}") from error
             raise
+
+
+def _is_check_of_arguments(pipe: Any, error: ValueError) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    in_call = frames[-1].name == "__call__" and frames[-1].filename == inspect.getfile(type(pipe))
+    return in_call or any(frame.name in CHECKS_OF_DIFFUSERS for frame in frames)
 
 
 def _arguments(pipe: Any, requests: Sequence[ImageRequest]) -> dict[str, Any]:
@@ -116,8 +122,11 @@ def _arguments(pipe: Any, requests: Sequence[ImageRequest]) -> dict[str, Any]:
         "generator": [torch.Generator("cpu").manual_seed(request.seed) for request in requests],
     }
     scale, negative = "guidance_scale", first.negative_prompt
-    if first.guidance is not None and _is_guided_by_two_passes(pipe):
-        scale, negative = "true_cfg_scale", negative or ""
+    if _is_guided_by_two_passes(pipe):
+        scale = "true_cfg_scale"
+        guidance = taken[scale].default if first.guidance is None else first.guidance
+        if guidance > 1 and negative is None:
+            negative = ""  # without a negative prompt there is no second pass
     if negative is not None:
         of_each["negative_prompt"] = [negative] * len(requests)
     arguments = {name: values if len(requests) > 1 else values[0] for name, values in of_each.items()}
@@ -131,10 +140,11 @@ def _arguments(pipe: Any, requests: Sequence[ImageRequest]) -> dict[str, Any]:
 
 
 def _is_guided_by_two_passes(pipe: Any) -> bool:
-    """Whether it is a Flux that takes no guidance as input, for which `guidance_scale` would do nothing."""
+    """Whether it is a Flux or Qwen-Image that takes no guidance as input, so that `guidance_scale` would do nothing."""
     config = getattr(getattr(pipe, "transformer", None), "config", {})
-    takes_both = "true_cfg_scale" in inspect.signature(pipe.__call__).parameters
-    return takes_both and not config.get("guidance_embeds", True)
+    taken = inspect.signature(pipe.__call__).parameters
+    takes_input = "guidance_scale" in taken and config.get("guidance_embeds", True)
+    return "true_cfg_scale" in taken and not takes_input
 
 
 def write_png(image: Image, path: Path, settings: Mapping[str, Any]) -> None:
