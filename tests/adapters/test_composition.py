@@ -24,10 +24,12 @@ from tiny import (
     flux_ids,
     flux_transformer,
     in_dtype,
+    output_of,
     sd3_transformer,
     sd15_unet,
 )
 from tiny_pipelines import flux_pipeline, run, sd3_pipeline, sd15_pipeline
+from tiny_today import EVERY_FAMILY
 from torch import nn
 
 from toma_diffusion import apply_toma, remove_toma
@@ -79,8 +81,7 @@ def lengths_of(attended, family, model, **inputs) -> list[tuple[int, int]]:
 
 def call(family, model, **extra) -> torch.Tensor:
     """`extra` goes to the model, on top of the family's inputs."""
-    with torch.no_grad():
-        return model(**family.inputs() | extra, return_dict=False)[0]
+    return output_of(model, family.inputs() | extra)
 
 
 def merged_call(family, scope, **extra) -> torch.Tensor:
@@ -707,7 +708,7 @@ def _require_group_offload() -> None:
 
 
 OFFLOADS = [value.__func__ for value in vars(Offloads).values() if isinstance(value, staticmethod)]
-every_offload = pytest.mark.parametrize(("family", "scope", "offload"), pairwise(FAMILIES, SCOPES, OFFLOADS), ids=named)
+every_offload = pytest.mark.parametrize(("family", "scope", "offload"), pairwise(EVERY_FAMILY, SCOPES, OFFLOADS), ids=named)
 
 
 class TestOffloading:
@@ -733,7 +734,7 @@ class TestOffloading:
         same_picture(call(family, model), plain)
 
     @pytest.mark.parametrize(
-        ("family", "scope", "storage"), pairwise(FAMILIES, SCOPES, (torch.float8_e4m3fn, torch.bfloat16)), ids=named
+        ("family", "scope", "storage"), pairwise(EVERY_FAMILY, SCOPES, (torch.float8_e4m3fn, torch.bfloat16)), ids=named
     )
     def test_layerwise_casting(self, family, scope, storage, attended):
         model = family.build()
@@ -764,32 +765,34 @@ class TestSaving:
         same_picture(call(family, model), merged)
 
 
+@pytest.mark.parametrize(("family", "scope"), pairwise(EVERY_FAMILY, SCOPES), ids=named)
+def test_a_copy_merges_for_itself(family, scope):
+    model = family.build()
+    plain = call(family, model)
+    apply_toma(model, **STRIDED, scope=scope)
+    merged = call(family, model)
+    twin = copy.deepcopy(model)
+    ours = {id(hook) for hooks in hooks_of(model).values() for _, hook in hooks if not isinstance(hook, bool)}
+    theirs = {id(hook) for hooks in hooks_of(twin).values() for _, hook in hooks if not isinstance(hook, bool)}
+    assert len(ours) == len(theirs)
+    assert not ours & theirs
+    same_picture(call(family, twin), merged)
+    remove_toma(twin)
+    same_picture(call(family, twin), plain)
+    same_picture(call(family, model), merged)
+    third = copy.deepcopy(model)
+    remove_toma(model)
+    assert torch.equal(call(family, model), plain)
+    same_picture(call(family, third), merged)
+    remove_toma(third)
+    same_picture(call(family, third), plain)
+    assert not hooks_of(copy.deepcopy(model))
+    same_picture(call(family, copy.deepcopy(model)), plain)
+
+
 @families
 @scopes
 class TestCopies:
-    def test_a_copy_merges_for_itself(self, family, scope):
-        model = family.build()
-        plain = call(family, model)
-        apply_toma(model, **STRIDED, scope=scope)
-        merged = call(family, model)
-        twin = copy.deepcopy(model)
-        ours = {id(hook) for hooks in hooks_of(model).values() for _, hook in hooks if not isinstance(hook, bool)}
-        theirs = {id(hook) for hooks in hooks_of(twin).values() for _, hook in hooks if not isinstance(hook, bool)}
-        assert len(ours) == len(theirs)
-        assert not ours & theirs
-        same_picture(call(family, twin), merged)
-        remove_toma(twin)
-        same_picture(call(family, twin), plain)
-        same_picture(call(family, model), merged)
-        third = copy.deepcopy(model)
-        remove_toma(model)
-        assert torch.equal(call(family, model), plain)
-        same_picture(call(family, third), merged)
-        remove_toma(third)
-        same_picture(call(family, third), plain)
-        assert not hooks_of(copy.deepcopy(model))
-        same_picture(call(family, copy.deepcopy(model)), plain)
-
     def test_calling_a_copy_does_not_disturb_a_generation(self, family, scope):
         def generate(model, between=lambda: None):
             inputs = family.inputs()

@@ -1,12 +1,13 @@
-"""Tiny real models of the families that came after Flux.1. Those that this diffusers does not have are left out."""
+"""Tiny real models of the families that came after Flux.1. Tests of those that this diffusers lacks are skipped."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import diffusers
+import pytest
 import torch
-from tiny import Family, seeded
+from tiny import FAMILIES, Family, seeded
 from torch import nn
 
 TEXT_TOKENS, TEXT_WIDTH = 6, 32
@@ -188,18 +189,41 @@ def aura_flow_inputs(batch: int = 2, height: int = 16, wide: int = 16, seed: int
     }
 
 
-ALL = {
-    "flux2": ("Flux2Transformer2DModel", flux_inputs(4), 2),
-    "flux3": ("Flux3Transformer2DModel", flux_inputs(4), 2),
-    "qwen-image": ("QwenImageTransformer2DModel", qwen_inputs, 1),
-    "qwen-image-21": ("QwenImage21Transformer2DModel", qwen21_inputs, 1),
-    "z-image": ("ZImageTransformer2DModel", z_image_inputs, 1),
-    "krea2": ("Krea2Transformer2DModel", krea2_inputs, 1),
-    "chroma": ("ChromaTransformer2DModel", chroma_inputs, 2),
-    "auraflow": ("AuraFlowTransformer2DModel", aura_flow_inputs, 2),
-}
+FEW, FEW_OF_BOTH = {"num_layers": 2}, {"num_layers": 1, "num_single_layers": 2}
+ODD, ODD_LATENTS = ((6, 10), (9, 7)), ((12, 20), (14, 10))
+"""In tokens, or in latents of which four make a token."""
+
+
+def missing(*class_names: str) -> str:
+    """The reason to skip a test that needs these classes, if this diffusers lacks one of them."""
+    lacking = [name for name in class_names if not hasattr(diffusers, name)]
+    return f"diffusers {diffusers.__version__} has no {', '.join(lacking)}" if lacking else ""
+
+
+def needs(*class_names: str) -> pytest.MarkDecorator:
+    """Skips a test where this diffusers lacks a class."""
+    return pytest.mark.skipif(bool(missing(*class_names)), reason=missing(*class_names))
+
+
+def family(name: str, class_name: str, inputs: Callable[..., dict], kinds: int, shallow: dict, odd=ODD) -> Family:
+    return Family(name, build(class_name), inputs, kinds, odd, shallow, missing(class_name))
+
+
 TODAY = [
-    Family(name, build(class_name), inputs, kinds, odd=((6, 10), (14, 4)))
-    for name, (class_name, inputs, kinds) in ALL.items()
-    if hasattr(diffusers, class_name)
+    family("flux2", "Flux2Transformer2DModel", flux_inputs(4), 2, FEW_OF_BOTH),
+    family("flux3", "Flux3Transformer2DModel", flux_inputs(4), 2, FEW_OF_BOTH),
+    family("qwen-image", "QwenImageTransformer2DModel", qwen_inputs, 1, FEW),
+    family("qwen-image-21", "QwenImage21Transformer2DModel", qwen21_inputs, 1, FEW, ((6, 10), (14, 4))),
+    family("z-image", "ZImageTransformer2DModel", z_image_inputs, 1, {"n_layers": 2}, ODD_LATENTS),
+    family("krea2", "Krea2Transformer2DModel", krea2_inputs, 1, FEW),
+    family("chroma", "ChromaTransformer2DModel", chroma_inputs, 2, FEW_OF_BOTH),
+    family(
+        "auraflow",
+        "AuraFlowTransformer2DModel",
+        aura_flow_inputs,
+        2,
+        {"num_mmdit_layers": 1, "num_single_dit_layers": 2},
+        ODD_LATENTS,
+    ),
 ]
+EVERY_FAMILY = [*FAMILIES, *TODAY]
