@@ -58,7 +58,7 @@ CONFIGS = {
         "n_kv_heads": 2,
         "cap_feat_dim": TEXT_WIDTH,
         "axes_dims": [4, 6, 6],
-        "axes_lens": [128, 64, 64],
+        "axes_lens": [256, 64, 64],
     },
     "Krea2Transformer2DModel": {
         "in_channels": 8,
