@@ -4,9 +4,9 @@ import pytest
 import torch
 from observe import CountOperators, attention_lengths, bookkeeping, inputs_of, our_hooks, same_picture, state_of
 from pairs import named, pairwise
-from tiny import FAMILIES, SCOPES, SETTINGS, STRIDED, flux_transformer, output_of, sd15_unet
+from tiny import FAMILIES, SCOPES, SETTINGS, STRIDED, flux_transformer, sd15_unet
 from tiny_pipelines import flux_pipeline, sd15_pipeline
-from tiny_today import EVERY_FAMILY, TODAY
+from tiny_today import EVERY_FAMILY
 from torch import nn
 
 from toma_diffusion import PRESETS, ToMAConfig, apply_toma, register_adapter, remove_toma, toma_enabled

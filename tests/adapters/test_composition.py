@@ -708,7 +708,9 @@ def _require_group_offload() -> None:
 
 
 OFFLOADS = [value.__func__ for value in vars(Offloads).values() if isinstance(value, staticmethod)]
-every_offload = pytest.mark.parametrize(("family", "scope", "offload"), pairwise(EVERY_FAMILY, SCOPES, OFFLOADS), ids=named)
+every_offload = pytest.mark.parametrize(
+    ("family", "scope", "offload"), pairwise(EVERY_FAMILY, SCOPES, OFFLOADS), ids=named
+)
 
 
 class TestOffloading:
