@@ -3,10 +3,21 @@
 import diffusers
 import pytest
 import torch
-from observe import attention_lengths, same_picture
+from observe import AttentionLengths, attention_lengths, same_picture
 from pairs import named
 from tiny import SCOPES, STRIDED, output_of
-from tiny_today import TODAY, ids, missing, needs
+from tiny_today import (
+    TODAY,
+    flux2_edit,
+    ids,
+    missing,
+    needs,
+    qwen21_edit,
+    qwen21_inputs,
+    qwen21_padded,
+    qwen_edit,
+    random,
+)
 from torch import nn
 
 from toma_diffusion import UsageError, apply_toma, remove_toma
@@ -20,10 +31,6 @@ FLUX2, FLUX3, QWEN, QWEN21, Z_IMAGE, KREA2, CHROMA = (
 )
 TEXT, IMAGE, REFERENCE = 6, 64, 24
 """Tokens of the prompt, of the picture that is made and of a given one, 4×6."""
-
-
-def random(*shape: int, seed: int = 11) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def merged_and_back(model: nn.Module, inputs: dict, scope: str, **settings) -> tuple[torch.Tensor, list, torch.Tensor]:
@@ -54,33 +61,23 @@ def refuses(model: nn.Module, inputs: dict, match: str) -> None:
 
 @FLUX2
 class TestFlux2:
-    def inputs(self, *references: int) -> dict:
-        """Every reference has another first id."""
-        inputs = BY_NAME["flux2"].inputs()
-        more = random(2, REFERENCE * len(references), 8)
-        image_ids = [inputs["img_ids"], *(ids(4, 6, 4, first) for first in references)]
-        return inputs | {
-            "hidden_states": torch.cat([inputs["hidden_states"], more], dim=1),
-            "img_ids": torch.cat(image_ids),
-        }
-
     @scopes
     @pytest.mark.parametrize("references", [(10,), (10, 20)], ids=str)
     def test_references_stay_whole(self, scope, references):
-        _, lengths, _ = merged_and_back(BY_NAME["flux2"].build(), self.inputs(*references), scope)
+        _, lengths, _ = merged_and_back(BY_NAME["flux2"].build(), flux2_edit(*references), scope)
         whole = TEXT + IMAGE // 2 + REFERENCE * len(references)
         assert set(lengths) == {(whole, whole)}
 
     def test_ids_of_every_sample_alike(self):
         """As the pipeline passes them: [B, tokens, 4]."""
-        model, inputs = BY_NAME["flux2"].build(), self.inputs(10)
+        model, inputs = BY_NAME["flux2"].build(), flux2_edit(10)
         batched = {name: inputs[name].expand(2, -1, -1) for name in ("img_ids", "txt_ids")}
         apply_toma(model, **STRIDED)
         same_picture(output_of(model, inputs | batched), output_of(model, inputs))
 
     def test_a_cache_of_references_is_refused(self):
         """klein puts references first in the step that fills the cache."""
-        model, inputs = BY_NAME["flux2"].build(), self.inputs(10)
+        model, inputs = BY_NAME["flux2"].build(), flux2_edit(10)
         if "kv_cache_mode" not in type(model).forward.__wrapped__.__code__.co_varnames:
             pytest.skip(f"diffusers {diffusers.__version__} has no KV cache for FLUX.2")
         model.set_attn_processor(kv_processors(model))
@@ -107,25 +104,17 @@ def test_flux3_with_references_is_refused():
 
 @QWEN
 class TestQwenEdit:
-    def inputs(self, *sizes: tuple[int, int]) -> dict:
-        inputs = BY_NAME["qwen-image"].inputs()
-        more = random(2, sum(height * width for height, width in sizes), 8)
-        return inputs | {
-            "hidden_states": torch.cat([inputs["hidden_states"], more], dim=1),
-            "img_shapes": [[(1, 8, 8), *((1, height, width) for height, width in sizes)]] * 2,
-        }
-
     @scopes
     @pytest.mark.parametrize("zero_cond_t", [False, True])
     def test_references_stay_whole(self, scope, zero_cond_t):
         """With `zero_cond_t`, references are modulated as clean pictures: `modulate_index` names them."""
         model = BY_NAME["qwen-image"].build(zero_cond_t=zero_cond_t)
-        _, lengths, _ = merged_and_back(model, self.inputs((4, 6), (8, 8)), scope)
+        _, lengths, _ = merged_and_back(model, qwen_edit((4, 6), (8, 8)), scope)
         whole = TEXT + IMAGE // 2 + REFERENCE + 64
         assert set(lengths) == {(whole, whole)}
 
     def test_pictures_of_several_sizes_are_refused(self):
-        inputs = self.inputs((4, 6)) | {"img_shapes": [[(1, 8, 8), (1, 4, 6)], [(1, 4, 16), (1, 4, 6)]]}
+        inputs = qwen_edit((4, 6)) | {"img_shapes": [[(1, 8, 8), (1, 4, 6)], [(1, 4, 16), (1, 4, 6)]]}
         model = BY_NAME["qwen-image"].build()
         apply_toma(model, **STRIDED)
         with pytest.raises(UsageError, match=r"\(1, 8, 8\), \(1, 4, 16\).*images of one size"):
@@ -144,30 +133,13 @@ class TestQwen21:
     def build(self) -> nn.Module:
         return self.family.build()
 
-    def padded(self) -> dict:
-        mask = torch.ones(2, TEXT, dtype=torch.bool)
-        mask[1, -2:] = False
-        return self.family.inputs() | {"encoder_hidden_states_mask": mask}
-
-    def edit(self) -> dict:
-        """A picture of 4×6 after two tokens of text, then four more, then the one that is made."""
-        inputs, slots = self.family.inputs(), REFERENCE // 4
-        mask = torch.zeros(2, TEXT + slots + IMAGE // 4, dtype=torch.bool)
-        mask[:, 2 : 2 + slots] = mask[:, TEXT + slots :] = True
-        return inputs | {
-            "hidden_states": torch.cat([random(2, REFERENCE, 8), inputs["hidden_states"]], dim=1),
-            "encoder_hidden_states": random(2, TEXT + slots, 32),
-            "img_mask": mask,
-            "img_shapes": [[(1, 4, 6), (1, 8, 8)]] * 2,
-        }
-
     @scopes
     def test_padded_prompt(self, scope):
-        _, lengths, _ = merged_and_back(self.build(), self.padded(), scope)
+        _, lengths, _ = merged_and_back(self.build(), qwen21_padded(), scope)
         assert set(lengths) == {(TEXT, TEXT), (IMAGE // 2, TEXT + IMAGE // 2)}
 
     def test_what_is_padding_does_not_matter(self):
-        model, inputs = self.build(), self.padded()
+        model, inputs = self.build(), qwen21_padded()
         apply_toma(model, **STRIDED)
         other = inputs["encoder_hidden_states"].clone()
         other[1, -2:] = 7.0
@@ -179,17 +151,17 @@ class TestQwen21:
 
     @scopes
     def test_edit(self, scope):
-        _, lengths, _ = merged_and_back(self.build(), self.edit(), scope)
+        _, lengths, _ = merged_and_back(self.build(), qwen21_edit(), scope)
         before = TEXT + REFERENCE
         assert lengths == [(2, 2), (REFERENCE, 26), (4, before), (IMAGE // 2, before + IMAGE // 2)] * 3
 
     @scopes
-    @pytest.mark.parametrize("kind", ["family", "padded", "edit"])
-    def test_the_cached_prefix_is_the_same(self, scope, kind):
+    @pytest.mark.parametrize("make", [qwen21_inputs, qwen21_padded, qwen21_edit])
+    def test_the_cached_prefix_is_the_same(self, scope, make):
         """The prompt and given pictures do not attend to the picture that is made, so merging does not touch them."""
         from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
 
-        inputs = self.family.inputs() if kind == "family" else getattr(self, kind)()
+        inputs = make()
         prefixes, pictures = [], []
         for merges in (False, True):
             model, cache = self.build(), QwenImage21KVCache(3)
@@ -197,11 +169,10 @@ class TestQwen21:
                 apply_toma(model, **STRIDED, scope=scope)
             for mode in ("extract", "cached"):
                 pictures.append(output_of(model, inputs | {"kv_cache": cache, "kv_cache_mode": mode})[:, -IMAGE:])
-            lengths = attention_lengths(
-                lambda: output_of(model, inputs | {"kv_cache": cache, "kv_cache_mode": "cached"})
-            )
-            before, made = TEXT + (REFERENCE if kind == "edit" else 0), IMAGE // 2 if merges else IMAGE
-            assert set(lengths) == {(made, before + made)}
+            with AttentionLengths() as lengths:
+                output_of(model, inputs | {"kv_cache": cache, "kv_cache_mode": "cached"})
+            before, made = TEXT + (REFERENCE if make is qwen21_edit else 0), IMAGE // 2 if merges else IMAGE
+            assert set(lengths.seen) == {(made, before + made)}
             layers = [cache.get_layer(index) for index in range(3)]
             prefixes.append([each for layer in layers for each in tensors_of(layer)])
         assert len(prefixes[0]) == 6
@@ -217,7 +188,7 @@ class TestQwen21:
         model = self.build()
         apply_toma(model, **STRIDED)
         model.set_attn_processor(QwenImage21FlexAttnProcessor())
-        with pytest.raises(UsageError, match="QwenImage21FlexAttnProcessor.*use the default QwenImage21AttnProcessor"):
+        with pytest.raises(UsageError, match=r"QwenImage21FlexAttnProcessor.*use the default QwenImage21AttnProcessor"):
             output_of(model, self.family.inputs())
 
 

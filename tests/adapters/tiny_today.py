@@ -189,6 +189,56 @@ def aura_flow_inputs(batch: int = 2, height: int = 16, wide: int = 16, seed: int
     }
 
 
+def random(*shape: int, seed: int = 11) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+REFERENCE = (4, 6)
+"""The size in tokens of a given picture."""
+REFERENCE_TOKENS = 24
+
+
+def flux2_edit(*references: int) -> dict:
+    """Reference images come after the image. Each has another first id."""
+    inputs = flux_inputs(4)()
+    more = random(2, REFERENCE_TOKENS * len(references), 8)
+    all_ids = [inputs["img_ids"], *(ids(*REFERENCE, 4, first) for first in references)]
+    return inputs | {
+        "hidden_states": torch.cat([inputs["hidden_states"], more], dim=1),
+        "img_ids": torch.cat(all_ids),
+    }
+
+
+def qwen_edit(*sizes: tuple[int, int]) -> dict:
+    """Reference images of these sizes come after the image."""
+    inputs = qwen_inputs()
+    more = random(2, sum(height * width for height, width in sizes), 8)
+    return inputs | {
+        "hidden_states": torch.cat([inputs["hidden_states"], more], dim=1),
+        "img_shapes": [[(1, 8, 8), *((1, height, width) for height, width in sizes)]] * 2,
+    }
+
+
+def qwen21_padded() -> dict:
+    """The second prompt is shorter."""
+    mask = torch.ones(2, TEXT_TOKENS, dtype=torch.bool)
+    mask[1, -2:] = False
+    return qwen21_inputs() | {"encoder_hidden_states_mask": mask}
+
+
+def qwen21_edit() -> dict:
+    """Two tokens of text, a reference image, four more of text, then the image."""
+    inputs, slots = qwen21_inputs(), REFERENCE_TOKENS // 4
+    mask = torch.zeros(2, slots + inputs["img_mask"].shape[1], dtype=torch.bool)
+    mask[:, 2 : 2 + slots] = mask[:, TEXT_TOKENS + slots :] = True
+    return inputs | {
+        "hidden_states": torch.cat([random(2, REFERENCE_TOKENS, 8), inputs["hidden_states"]], dim=1),
+        "encoder_hidden_states": random(2, TEXT_TOKENS + slots, TEXT_WIDTH),
+        "img_mask": mask,
+        "img_shapes": [[(1, *REFERENCE), (1, 8, 8)]] * 2,
+    }
+
+
 FEW, FEW_OF_BOTH = {"num_layers": 2}, {"num_layers": 1, "num_single_layers": 2}
 ODD, ODD_LATENTS = ((6, 10), (9, 7)), ((12, 20), (14, 10))
 """In tokens, or in latents of which four make a token."""
