@@ -29,7 +29,7 @@ from tiny import (
     sd15_unet,
 )
 from tiny_pipelines import flux_pipeline, run, sd3_pipeline, sd15_pipeline
-from tiny_today import EVERY_FAMILY
+from tiny_today import EVERY_FAMILY, TODAY
 from torch import nn
 
 from toma_diffusion import apply_toma, remove_toma
@@ -53,6 +53,14 @@ LORA_TARGETS = {
     ],
     "sd3": [*ATTENTION, "add_q_proj", "ff.net.0.proj", "ff.net.2", "norm1.linear"],
     "pixart": [*ATTENTION, "ff.net.0.proj", "ff.net.2", "linear"],
+    "flux2": [*ATTENTION, "add_q_proj", "to_qkv_mlp_proj", "ff.linear_in", "ff.linear_out"],
+    "flux3": [*ATTENTION, "ff.linear_in", "ff.linear_out"],
+    "qwen-image": [*ATTENTION, "add_q_proj", "img_mlp.net.2", "img_mod.1"],
+    "qwen-image-21": [*ATTENTION, "img_mlp.out", "modulation.1"],
+    "z-image": [*ATTENTION, "feed_forward.w1", "feed_forward.w2"],
+    "krea2": [*ATTENTION, "to_gate", "ff.down"],
+    "chroma": [*ATTENTION, "add_q_proj", "ff.net.2", "proj_mlp", "proj_out"],
+    "auraflow": [*ATTENTION, "add_q_proj", "ff.out_projection", "norm1.linear"],
 }
 
 families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -139,8 +147,7 @@ class TestLora:
         remove_toma(model)
         assert torch.equal(call(family, model), plain)
 
-    @with_adapters
-    @scopes
+    @pytest.mark.parametrize(("family", "scope"), pairwise([SD15, SDXL, FLUX, SD3, *TODAY], SCOPES), ids=named)
     def test_order_does_not_matter(self, family, scope):
         targets = LORA_TARGETS[family.name]
         lora_first, merged_first = family.build(), family.build()
@@ -480,14 +487,18 @@ class TestControlNet:
 
 # Merged or not, diffusers cannot fuse SD3's second attention, whose processor then wants text, and then drops qk_norm.
 SD3_ONE_ATTENTION = replace(SD3, build=lambda: sd3_transformer(dual_attention_layers=(), qk_norm=None))
+FUSABLE_TODAY = [family for family in TODAY if family.name != "z-image"]
 fusable = pytest.mark.parametrize(
     "family", [SD15, SDXL, FLUX, SD3_ONE_ATTENTION, BY_NAME["pixart"]], ids=lambda family: family.name
 )
 
 
 class TestFusedProjections:
-    @fusable
-    @scopes
+    @pytest.mark.parametrize(
+        ("family", "scope"),
+        pairwise([SD15, SDXL, FLUX, SD3_ONE_ATTENTION, BY_NAME["pixart"], *FUSABLE_TODAY], SCOPES),
+        ids=named,
+    )
     def test_fused_after(self, family, scope, attended):
         model = family.build()
         plain = call(family, model)
