@@ -5,7 +5,7 @@ import pytest
 import torch
 from observe import attention_lengths, state_of
 from pairs import named
-from test_pipelines import Trace
+from test_pipelines import READS, Trace
 from tiny import ONE_PLAN, PLAIN, STRIDED
 from tiny_pipelines_today import PIPELINES, TinyPipeline
 
@@ -107,3 +107,15 @@ def test_reused_steps_run_no_block(tiny):
     assert len(attention_lengths(lambda: tiny.run(pipe, 6))) < whole
     remove_toma(pipe)
     assert torch.equal(tiny.run(pipe, 6), plain)
+
+
+@pipelines
+def test_no_value_is_read_after_the_first_step(tiny):
+    """Reading one would wait for the GPU."""
+    pipe, guided = tiny.build(), bool(tiny.guided)
+    plain = traced(tiny, pipe, 3, guided)
+    apply_toma(pipe, PLAIN, **STRIDED, select_every=2, reweigh_every=1)
+    merged = traced(tiny, pipe, 3, guided)
+    assert merged.where("merge")
+    for ours, theirs in list(zip(merged.calls, plain.calls, strict=True))[1:]:
+        assert {name: ours[name] for name in READS} == {name: theirs[name] for name in READS}
