@@ -102,8 +102,8 @@ def build(class_name: str) -> Callable[..., nn.Module]:
 def lively(model: nn.Module) -> nn.Module:
     """Parameters that start at zero (gates, tables, paddings) get other values: else blocks would change nothing."""
     generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        if not parameter.any():
+    for name, parameter in model.named_parameters():
+        if not parameter.any() or name.endswith("pad_token"):  # in diffusers 0.38 these have no value yet
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
     return model
 
