@@ -47,7 +47,6 @@ def same_steps(family, model: nn.Module, eager: nn.Module, seed: int, steps: int
         (BY_NAME["qwen-image-21"], "module", 3),  # the first block, when it selects and when it reuses, and the others
         # Merging around blocks is code of its own. Z-Image's refiners are of the same class, and are not merged.
         (BY_NAME["flux3"], "block", 10),
-        (BY_NAME["chroma"], "block", 10),
         (BY_NAME["flux2"], "stage", 10),
         (BY_NAME["z-image"], "stage", 9),
     ],
@@ -98,9 +97,8 @@ def test_where_torch_cannot_trace_a_whole_call(family):
     ("family", "settings"),
     [
         (BY_NAME["z-image"], {"ratio": 0}),
-        (BY_NAME["flux3"], {"ratio": 0}),
         (BY_NAME["qwen-image-21"], {"scope": "stage"}),
-        (BY_NAME["auraflow"], {"scope": "stage"}),
+        (BY_NAME["chroma"], {"scope": "block"}),
     ],
     ids=named,
 )

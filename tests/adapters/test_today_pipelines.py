@@ -17,7 +17,8 @@ every_guidance = pytest.mark.parametrize(
     [
         pytest.param(tiny, guided, id=f"{tiny.name}-{'guided' if guided else 'plain'}")
         for tiny in PIPELINES
-        for guided in ((False, True) if tiny.guided else (False,))
+        for guided in (False, True)
+        if (tiny.guided or not guided) and (tiny.name != "qwen-edit" or guided)  # it encodes a large picture: once
     ],
 )
 
@@ -94,7 +95,7 @@ def test_balanced_goes_by_the_number_of_steps(tiny):
     assert (computed, reused) == (6, 2)  # the first four, then every second
 
 
-@pipelines
+@pytest.mark.parametrize("tiny", [tiny for tiny in PIPELINES if tiny.name != "qwen-edit"], ids=named)
 def test_reused_steps_run_no_block(tiny):
     pipe = tiny.build()
     plain = tiny.run(pipe, 6)

@@ -117,7 +117,7 @@ def flux2_parts() -> dict[str, Any]:
 
 def edit_parts() -> dict[str, Any]:
     """32 pixels a latent: the pipeline makes every given picture one of 1024×1024."""
-    settings = {"base_dim": 4, "z_dim": 2, "dim_mult": [1] * 6, "num_res_blocks": 0, "temperal_downsample": [False] * 5}
+    settings = {"base_dim": 2, "z_dim": 2, "dim_mult": [1] * 6, "num_res_blocks": 0, "temperal_downsample": [False] * 5}
     statistics = {"latents_mean": [0.0] * 2, "latents_std": [1.0] * 2}
     return {"vae": seeded(lambda: diffusers.AutoencoderKLQwenImage(**settings | statistics)), "processor": None}
 
