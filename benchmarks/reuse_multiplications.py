@@ -28,7 +28,9 @@ META = torch.device("meta")
 class SquareGrids(IdReader):
     """Reads the grid from the number of tokens: position ids have no values here."""
 
-    def grid(self, ids: torch.Tensor, num_tokens: int, text_tokens: int = 0) -> Grid:
+    def grid(
+        self, ids: torch.Tensor, num_tokens: int, text_tokens: int = 0, made_from: torch.Tensor | None = None
+    ) -> Grid:
         side = round(num_tokens**0.5)
         return Grid(side, side)
 

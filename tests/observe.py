@@ -17,7 +17,24 @@ from toma_diffusion.hooks.handle import find_root
 from toma_diffusion.hooks.sites import Hook
 from toma_diffusion.hooks.state import MergeState
 
-BLOCKS = ("BasicTransformerBlock", "FluxTransformerBlock", "FluxSingleTransformerBlock", "JointTransformerBlock")
+BLOCKS = (
+    "BasicTransformerBlock",
+    "FluxTransformerBlock",
+    "FluxSingleTransformerBlock",
+    "JointTransformerBlock",
+    "Flux2TransformerBlock",
+    "Flux2SingleTransformerBlock",
+    "Flux3ModeTransformerBlock",
+    "Flux3SingleTransformerBlock",
+    "QwenImageTransformerBlock",
+    "QwenImage21TransformerBlock",
+    "ZImageTransformerBlock",
+    "Krea2TransformerBlock",
+    "ChromaTransformerBlock",
+    "ChromaSingleTransformerBlock",
+    "AuraFlowJointTransformerBlock",
+    "AuraFlowSingleTransformerBlock",
+)
 """The transformer blocks of all families."""
 TOLERANCE = 1e-3
 """Absolute and relative, see `same_picture`."""

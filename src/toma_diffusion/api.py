@@ -273,4 +273,5 @@ def graphs_obstacle(model: nn.Module) -> str | None:
         return "a block cache decides in every step what to run"
     if _diffusers.is_offloaded(model):
         return "weights are offloaded, and move while the model runs"
-    return None
+    adapter = find_adapter(model)
+    return adapter.untraceable if adapter is not None else None

@@ -6,16 +6,18 @@ from observe import CountOperators, attention_lengths, bookkeeping, inputs_of, o
 from pairs import named, pairwise
 from tiny import FAMILIES, SCOPES, SETTINGS, STRIDED, flux_transformer, sd15_unet
 from tiny_pipelines import flux_pipeline, sd15_pipeline
+from tiny_today import EVERY_FAMILY
 from torch import nn
 
 from toma_diffusion import PRESETS, ToMAConfig, apply_toma, register_adapter, remove_toma, toma_enabled
 from toma_diffusion.hooks.handle import find_root
 
-every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+every_family = pytest.mark.parametrize("family", FAMILIES, ids=named)
+and_todays = pytest.mark.parametrize("family", EVERY_FAMILY, ids=named)
 every_scope = pytest.mark.parametrize("scope", SCOPES)
 
 
-@every_family
+@and_todays
 @every_scope
 class TestLeavesNoTrace:
     def test_changes_the_output_and_restores_it(self, family, scope):
@@ -48,8 +50,8 @@ class TestLeavesNoTrace:
         def fail(*_):
             raise KeyboardInterrupt
 
-        block = [module for module in model.modules() if type(module).__name__.endswith("TransformerBlock")][-1]
-        broken = (getattr(block, "ff", None) or block.proj_out).register_forward_hook(fail)
+        last = model.get_submodule(find_root(model).records[-1].name)
+        broken = [layer for layer in last.modules() if isinstance(layer, nn.Linear)][-1].register_forward_hook(fail)
         with pytest.raises(KeyboardInterrupt):
             family.call(model)
         broken.remove()

@@ -24,10 +24,12 @@ from tiny import (
     flux_ids,
     flux_transformer,
     in_dtype,
+    output_of,
     sd3_transformer,
     sd15_unet,
 )
 from tiny_pipelines import flux_pipeline, run, sd3_pipeline, sd15_pipeline
+from tiny_today import EVERY_FAMILY, TODAY
 from torch import nn
 
 from toma_diffusion import apply_toma, remove_toma
@@ -51,6 +53,14 @@ LORA_TARGETS = {
     ],
     "sd3": [*ATTENTION, "add_q_proj", "ff.net.0.proj", "ff.net.2", "norm1.linear"],
     "pixart": [*ATTENTION, "ff.net.0.proj", "ff.net.2", "linear"],
+    "flux2": [*ATTENTION, "add_q_proj", "to_qkv_mlp_proj", "ff.linear_in", "ff.linear_out"],
+    "flux3": [*ATTENTION, "ff.linear_in", "ff.linear_out"],
+    "qwen-image": [*ATTENTION, "add_q_proj", "img_mlp.net.2", "img_mod.1"],
+    "qwen-image-21": [*ATTENTION, "img_mlp.out", "modulation.1"],
+    "z-image": [*ATTENTION, "feed_forward.w1", "feed_forward.w2"],
+    "krea2": [*ATTENTION, "to_gate", "ff.down"],
+    "chroma": [*ATTENTION, "add_q_proj", "ff.net.2", "proj_mlp", "proj_out"],
+    "auraflow": [*ATTENTION, "add_q_proj", "ff.out_projection", "norm1.linear"],
 }
 
 families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -79,8 +89,7 @@ def lengths_of(attended, family, model, **inputs) -> list[tuple[int, int]]:
 
 def call(family, model, **extra) -> torch.Tensor:
     """`extra` goes to the model, on top of the family's inputs."""
-    with torch.no_grad():
-        return model(**family.inputs() | extra, return_dict=False)[0]
+    return output_of(model, family.inputs() | extra)
 
 
 def merged_call(family, scope, **extra) -> torch.Tensor:
@@ -138,8 +147,7 @@ class TestLora:
         remove_toma(model)
         assert torch.equal(call(family, model), plain)
 
-    @with_adapters
-    @scopes
+    @pytest.mark.parametrize(("family", "scope"), pairwise([SD15, SDXL, FLUX, SD3, *TODAY], SCOPES), ids=named)
     def test_order_does_not_matter(self, family, scope):
         targets = LORA_TARGETS[family.name]
         lora_first, merged_first = family.build(), family.build()
@@ -479,14 +487,18 @@ class TestControlNet:
 
 # Merged or not, diffusers cannot fuse SD3's second attention, whose processor then wants text, and then drops qk_norm.
 SD3_ONE_ATTENTION = replace(SD3, build=lambda: sd3_transformer(dual_attention_layers=(), qk_norm=None))
+FUSABLE_TODAY = [family for family in TODAY if family.name != "z-image"]
 fusable = pytest.mark.parametrize(
     "family", [SD15, SDXL, FLUX, SD3_ONE_ATTENTION, BY_NAME["pixart"]], ids=lambda family: family.name
 )
 
 
 class TestFusedProjections:
-    @fusable
-    @scopes
+    @pytest.mark.parametrize(
+        ("family", "scope"),
+        pairwise([SD15, SDXL, FLUX, SD3_ONE_ATTENTION, BY_NAME["pixart"], *FUSABLE_TODAY], SCOPES),
+        ids=named,
+    )
     def test_fused_after(self, family, scope, attended):
         model = family.build()
         plain = call(family, model)
@@ -707,7 +719,9 @@ def _require_group_offload() -> None:
 
 
 OFFLOADS = [value.__func__ for value in vars(Offloads).values() if isinstance(value, staticmethod)]
-every_offload = pytest.mark.parametrize(("family", "scope", "offload"), pairwise(FAMILIES, SCOPES, OFFLOADS), ids=named)
+every_offload = pytest.mark.parametrize(
+    ("family", "scope", "offload"), pairwise(EVERY_FAMILY, SCOPES, OFFLOADS), ids=named
+)
 
 
 class TestOffloading:
@@ -733,7 +747,7 @@ class TestOffloading:
         same_picture(call(family, model), plain)
 
     @pytest.mark.parametrize(
-        ("family", "scope", "storage"), pairwise(FAMILIES, SCOPES, (torch.float8_e4m3fn, torch.bfloat16)), ids=named
+        ("family", "scope", "storage"), pairwise(EVERY_FAMILY, SCOPES, (torch.float8_e4m3fn, torch.bfloat16)), ids=named
     )
     def test_layerwise_casting(self, family, scope, storage, attended):
         model = family.build()
@@ -764,32 +778,34 @@ class TestSaving:
         same_picture(call(family, model), merged)
 
 
+@pytest.mark.parametrize(("family", "scope"), pairwise(EVERY_FAMILY, SCOPES), ids=named)
+def test_a_copy_merges_for_itself(family, scope):
+    model = family.build()
+    plain = call(family, model)
+    apply_toma(model, **STRIDED, scope=scope)
+    merged = call(family, model)
+    twin = copy.deepcopy(model)
+    ours = {id(hook) for hooks in hooks_of(model).values() for _, hook in hooks if not isinstance(hook, bool)}
+    theirs = {id(hook) for hooks in hooks_of(twin).values() for _, hook in hooks if not isinstance(hook, bool)}
+    assert len(ours) == len(theirs)
+    assert not ours & theirs
+    same_picture(call(family, twin), merged)
+    remove_toma(twin)
+    same_picture(call(family, twin), plain)
+    same_picture(call(family, model), merged)
+    third = copy.deepcopy(model)
+    remove_toma(model)
+    assert torch.equal(call(family, model), plain)
+    same_picture(call(family, third), merged)
+    remove_toma(third)
+    same_picture(call(family, third), plain)
+    assert not hooks_of(copy.deepcopy(model))
+    same_picture(call(family, copy.deepcopy(model)), plain)
+
+
 @families
 @scopes
 class TestCopies:
-    def test_a_copy_merges_for_itself(self, family, scope):
-        model = family.build()
-        plain = call(family, model)
-        apply_toma(model, **STRIDED, scope=scope)
-        merged = call(family, model)
-        twin = copy.deepcopy(model)
-        ours = {id(hook) for hooks in hooks_of(model).values() for _, hook in hooks if not isinstance(hook, bool)}
-        theirs = {id(hook) for hooks in hooks_of(twin).values() for _, hook in hooks if not isinstance(hook, bool)}
-        assert len(ours) == len(theirs)
-        assert not ours & theirs
-        same_picture(call(family, twin), merged)
-        remove_toma(twin)
-        same_picture(call(family, twin), plain)
-        same_picture(call(family, model), merged)
-        third = copy.deepcopy(model)
-        remove_toma(model)
-        assert torch.equal(call(family, model), plain)
-        same_picture(call(family, third), merged)
-        remove_toma(third)
-        same_picture(call(family, third), plain)
-        assert not hooks_of(copy.deepcopy(model))
-        same_picture(call(family, copy.deepcopy(model)), plain)
-
     def test_calling_a_copy_does_not_disturb_a_generation(self, family, scope):
         def generate(model, between=lambda: None):
             inputs = family.inputs()

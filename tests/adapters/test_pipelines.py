@@ -44,6 +44,8 @@ KINDS = {family.name: family.kinds for family in FAMILIES}
 SCHEDULE = {"select_every": 10, "reweigh_every": 5}
 OFTEN = {"select_every": 3, "reweigh_every": 2}
 """So that a short generation has every action."""
+READS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_dim", "item")
+"""Operators that read a value back from the device."""
 
 
 class Trace(TorchDispatchMode):
@@ -742,8 +744,6 @@ class TestImagesIn:
 class TestNoWaiting:
     """Nothing in the loop reads a value back from the device."""
 
-    READS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_dim", "item")
-
     @pytest.mark.parametrize(
         ("name", "guidance"), [*((name, {}) for name in PIPELINES), ("flux", {"true_cfg_scale": 2.0})]
     )
@@ -756,7 +756,7 @@ class TestNoWaiting:
         assert merged.total("merge")
         for index, (ours, theirs) in enumerate(zip(merged.calls, plain.calls, strict=True)):
             if index > 0:
-                assert {name: ours[name] for name in self.READS} == {name: theirs[name] for name in self.READS}
+                assert {name: ours[name] for name in READS} == {name: theirs[name] for name in READS}
 
     @pytest.mark.parametrize("scope", ["module", "block", "stage"])
     @pytest.mark.parametrize("family", [family for family in FAMILIES if family.name != "flux"], ids=lambda f: f.name)

@@ -6,11 +6,12 @@ import pytest
 import torch
 from observe import attention_lengths, same_picture, state_of
 from tiny import FAMILIES, SCOPES, SETTINGS, STRIDED, sd15_unet, sdxl_unet
+from tiny_today import EVERY_FAMILY
 
 from toma_diffusion import Action, Grid, MergePlan, ToMAConfig, UsageError, apply_toma, remove_toma
 
 BY_NAME = {family.name: family for family in FAMILIES}
-families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+families = pytest.mark.parametrize("family", EVERY_FAMILY, ids=lambda family: family.name)
 
 
 def call(family, model) -> torch.Tensor:

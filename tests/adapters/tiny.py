@@ -192,10 +192,28 @@ class Family:
     shallow: dict = field(default_factory=dict, hash=False)
     """Changes of the configuration that leave few layers but every kind of block: compiling a whole model takes
     seconds a layer."""
+    missing: str = ""
+    """Why it cannot be built here, if so. Its tests are then skipped, with this reason."""
 
     def call(self, model: nn.Module, **arguments) -> torch.Tensor:
-        with torch.no_grad():
-            return model(**in_dtype(self.inputs(**arguments), model.dtype), return_dict=False)[0]
+        return output_of(model, in_dtype(self.inputs(**arguments), model.dtype))
+
+
+def output_of(model: nn.Module, inputs: dict) -> torch.Tensor:
+    """Z-Image returns a list of pictures."""
+    with torch.no_grad():
+        output = model(**inputs, return_dict=False)[0]
+    return torch.stack(output) if isinstance(output, list) else output
+
+
+def with_sample(inputs: dict, change: Callable[[torch.Tensor], torch.Tensor]) -> dict:
+    """The same inputs with another noisy sample. Z-Image takes a list of pictures."""
+    name = next(name for name in ("sample", "hidden_states", "x") if name in inputs)
+    sample = inputs[name]
+    return inputs | {name: [change(each) for each in sample] if isinstance(sample, list) else change(sample)}
+
+
+EXACT = ("timestep", "t", "img_ids", "txt_ids", "position_ids")
 
 
 def in_dtype(inputs: dict, dtype: torch.dtype) -> dict:
@@ -204,11 +222,11 @@ def in_dtype(inputs: dict, dtype: torch.dtype) -> dict:
     def convert(value):
         if isinstance(value, dict):
             return {key: convert(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [convert(item) for item in value]
         return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
-    return {
-        key: value if key in ("timestep", "img_ids", "txt_ids") else convert(value) for key, value in inputs.items()
-    }
+    return {key: value if key in EXACT else convert(value) for key, value in inputs.items()}
 
 
 FAMILIES = [

@@ -5,7 +5,7 @@ import csv
 import pytest
 import torch
 from gpu_models import compile_model, no_waiting, on_gpu, steps
-from method_cases import every_case
+from method_cases import first_families
 from tiny import FAMILIES
 from typer.testing import CliRunner
 
@@ -16,7 +16,7 @@ BY_NAME = {family.name: family for family in FAMILIES}
 SETTINGS = {"ratio": 0.75, "skip_blocks": ()}
 
 
-@every_case
+@first_families
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_runs_and_is_restored(method, family, dtype):
     model, inputs = family.build().to("cuda", dtype), on_gpu(family.inputs(), dtype)
@@ -30,7 +30,7 @@ def test_half_precision_runs_and_is_restored(method, family, dtype):
     assert torch.equal(steps(model, inputs, 1)[0], before)
 
 
-@every_case
+@first_families
 def test_nothing_waits_for_the_device_in_the_loop(method, family):
     model, inputs = family.build().to("cuda", torch.float16), on_gpu(family.inputs(), torch.float16)
     apply_toma(model, method, **SETTINGS)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from observe import attention_lengths, inputs_of
-from tiny import FAMILIES, flux_transformer, sd3_transformer, sd15_unet, sdxl_unet
+from tiny import FAMILIES, sd15_unet, sdxl_unet
+from tiny_today import TODAY
 from torch.nn import functional
 
 from toma_diffusion import Grid, ToDoConfig, apply_toma, remove_toma
@@ -93,10 +94,10 @@ class TestLevels:
 
 
 class TestErrors:
-    @pytest.mark.parametrize("build", [flux_transformer, sd3_transformer])
-    def test_joint_attention(self, build):
+    @pytest.mark.parametrize("family", [BY_NAME["flux"], BY_NAME["sd3"], *TODAY], ids=lambda family: family.name)
+    def test_joint_attention(self, family):
         with pytest.raises(ValueError, match=r"attends to text and image jointly.*Use it on a UNet or PixArt"):
-            apply_toma(build(), "todo", skip_blocks=())
+            apply_toma(family.build(), "todo", skip_blocks=())
 
     def test_fused_projections(self):
         model, family = sd15_unet(), BY_NAME["sd15"]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from observe import state_of
-from tiny import FAMILIES
+from tiny import output_of
+from tiny_today import EVERY_FAMILY
 from torch import Tensor, nn
 
 from toma_diffusion import Reuse, ToMAConfig, ToMAHandle, apply_toma
 
-BY_NAME = {family.name: family for family in FAMILIES}
-PARTS = [(family, "blocks") for family in FAMILIES] + [(BY_NAME[name], "deep") for name in ("sd15", "sdxl")]
+BY_NAME = {family.name: family for family in EVERY_FAMILY}
+PARTS = [(family, "blocks") for family in EVERY_FAMILY] + [(BY_NAME[name], "deep") for name in ("sd15", "sdxl")]
 """Every family, and what can be reused in it. UNets have more than their transformer blocks."""
+OUTSIDE = ("txt_mode_blocks", "mode_blocks.image_cond", "noise_refiner", "context_refiner", "text_fusion")
+"""Blocks that prepare the text, or the image before it meets the text. They belong to no part."""
+ATTENTION_OUTSIDE = {"flux3": 2, "z-image": 2, "krea2": 2}
+"""How often attention runs in them, before all others."""
 
 
 def only_reuse(**fields) -> ToMAConfig:
@@ -32,8 +36,7 @@ def generate(family, model: nn.Module, handle: ToMAHandle, steps: int, seed: int
 
 
 def call(family, model: nn.Module, seed: int = 0, **extra) -> Tensor:
-    with torch.no_grad():
-        return model(**family.inputs(seed=seed) | extra, return_dict=False)[0]
+    return output_of(model, family.inputs(seed=seed) | extra)
 
 
 def reusing(family, steps: int = 4, seed: int = 0, model: nn.Module | None = None, **fields) -> list[Tensor]:

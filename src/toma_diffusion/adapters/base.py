@@ -96,6 +96,8 @@ class Adapter(ABC):
     """The name of its class in diffusers."""
     supports: str
     """The model class and what it covers, for error messages."""
+    untraceable: str | None = None
+    """Why torch.compile cannot trace a whole call of the model, if so. Its blocks can be compiled."""
 
     def matches(self, model: nn.Module) -> bool:
         """Whether this adapter is for `model`."""

@@ -13,6 +13,7 @@ from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.reuse import TEXT
 from toma_diffusion.hooks.sites import KeyBias, PerToken
 from toma_diffusion.hooks.state import Call
+from toma_diffusion.hooks.step import running_pipeline
 
 ROTARY = PerToken("image_rotary_emb")
 KEY_BIAS = KeyBias("joint_attention_kwargs.attention_mask", dims=4, text=TEXT)
@@ -47,7 +48,7 @@ class Flux2Adapter(Adapter):
                 "which cannot be merged: leave the cache out, or use remove_toma for it."
             )
         sample, text = given["hidden_states"], given["encoder_hidden_states"]
-        grid = self._ids.grid(given["img_ids"], sample.shape[1])
+        grid = self._ids.grid(given["img_ids"], sample.shape[1], made_from=_ids_of_the_image(model))
         return Call(
             sample=sample,
             conditioning=text,
@@ -57,6 +58,13 @@ class Flux2Adapter(Adapter):
             lengths={"single": text.shape[1] + sample.shape[1]},
             joint=True,
         )
+
+
+def _ids_of_the_image(model: Any) -> Tensor | None:
+    """The pipelines of diffusers join the ids of references to them in every step."""
+    found = running_pipeline(model)
+    ids = None if found is None else found.variables.get("latent_ids")
+    return ids if isinstance(ids, Tensor) else None
 
 
 def _describe_joint(module: Any, index: int) -> Block:

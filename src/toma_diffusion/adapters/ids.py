@@ -16,17 +16,26 @@ class IdReader:
     """Reads the grid of the generated image from position ids, once for every tensor of ids."""
 
     def __init__(self) -> None:
-        self._ids: weakref.ref[Tensor] | None = None
+        self._source: weakref.ref[Tensor] | None = None
         self._grid: Grid | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_ids": None, "_grid": None}  # a copied or pickled model gets other ids
+        return {"_source": None, "_grid": None}  # a copied or pickled model gets other ids
 
-    def grid(self, ids: Tensor, num_tokens: int, text_tokens: int = 0) -> Grid:
-        """The grid of the first of `num_tokens` image tokens, whose ids may come after those of the text."""
-        if self._grid is None or self._ids is None or self._ids() is not ids:
+    def grid(self, ids: Tensor, num_tokens: int, text_tokens: int = 0, made_from: Tensor | None = None) -> Grid:
+        """The grid of the first of `num_tokens` image tokens.
+
+        Args:
+            ids: of the tokens, maybe after those of the text.
+            num_tokens: image tokens, with those of references.
+            text_tokens: how many ids come before.
+            made_from: what the ids are made from anew in every step, if so. As long as it is the same tensor, the grid
+                is the same.
+        """
+        source = ids if made_from is None else made_from
+        if self._grid is None or self._source is None or self._source() is not source:
             self._grid = grid_from_ids(ids[..., text_tokens:, :], num_tokens)
-            self._ids = weakref.ref(ids)
+            self._source = weakref.ref(source)
         return self._grid
 
 

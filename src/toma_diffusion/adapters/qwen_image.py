@@ -17,6 +17,9 @@ ROTARY = PerToken("image_rotary_emb", item=0)
 """A pair of tables, for the image and for the text."""
 MODULATION = PerToken("modulate_index", dims=(1,))
 """Of editing models: which tokens are modulated by the time, and which as clean references."""
+MASK = PerToken("joint_attention_kwargs.attention_mask", dims=(3,))
+"""Of text and image, for padded prompts. Later versions of diffusers than 0.38 make it in attention itself."""
+MASK_OF_ATTENTION = PerToken("attention_mask", dims=(3,))
 
 
 class QwenImageAdapter(Adapter):
@@ -43,8 +46,7 @@ class QwenImageAdapter(Adapter):
             conditioning=given["encoder_hidden_states"],
             timestep=given["timestep"],
             grids={"joint": grid_from_shapes([shapes[0] for shapes in given["img_shapes"]])},
-            image_at=0,
-            lengths={"joint": sample.shape[1]},
+            image_at=-sample.shape[1],
             joint=True,
             block_by_block=adds_residuals(given, "controlnet_block_samples"),
         )
@@ -68,11 +70,11 @@ def _describe(module: Any, index: int) -> Block:
         kind="joint",
         width=module.dim,
         sites=(
-            SiteSpec("attn", frozenset({"attn"}), around("attn", ROTARY)),
+            SiteSpec("attn", frozenset({"attn"}), around("attn", ROTARY, MASK_OF_ATTENTION)),
             SiteSpec("img_mlp", frozenset({"ff"}), around("img_mlp")),
         ),
         normalize=Before(_before),
-        per_token=(ROTARY, MODULATION),
+        per_token=(ROTARY, MODULATION, MASK),
         stream=1,
         returns_text=True,
     )

@@ -28,6 +28,7 @@ class QwenImage21Adapter(Adapter):
 
     model_class = "QwenImage21Transformer2DModel"
     supports = "QwenImage21Transformer2DModel (Qwen-Image 2.1)"
+    untraceable = "Qwen-Image 2.1 reads in every call where images are, which torch.compile cannot trace"
 
     def defaults(self, model: Any) -> dict[str, Any]:
         """Select in every step, leave the first eighth of the blocks."""

@@ -24,6 +24,7 @@ class ZImageAdapter(Adapter):
 
     model_class = "ZImageTransformer2DModel"
     supports = "ZImageTransformer2DModel (Z-Image, Z-Image Turbo)"
+    untraceable = "Z-Image makes its positions in the call, in a way that torch.compile cannot trace"
 
     def defaults(self, model: Any) -> dict[str, Any]:
         """Select in every step, leave the first eighth of the blocks."""

@@ -16,7 +16,8 @@ Keywords = dict[str, Any]
 class Given:
     """The arguments with which a module is called.
 
-    `given["temb"]` is an argument by its name, or None if it was not passed. Plain Python that torch.compile can trace.
+    `given["temb"]` is an argument by its name, or None if it was not passed; `given["outer.inner"]` is an entry of a
+    dictionary. Plain Python that torch.compile can trace.
     """
 
     def __init__(self, names: tuple[str, ...], args: Arguments, kwargs: Keywords) -> None:
@@ -26,6 +27,9 @@ class Given:
         self.kwargs = kwargs
 
     def __getitem__(self, name: str) -> Any:
+        outer, _, inner = name.rpartition(".")
+        if outer:
+            return (self[outer] or {}).get(inner)
         if name in self.kwargs:
             return self.kwargs[name]
         if not self.args or name not in self.names:
@@ -47,6 +51,9 @@ class Given:
 
     def with_argument(self, name: str, value: Any) -> Given:
         """The same with another value for one argument, passed as it was before; by name if it was not passed."""
+        outer, _, inner = name.rpartition(".")
+        if outer:
+            return self.with_argument(outer, {**(self[outer] or {}), inner: value})
         index = self.names.index(name) if name not in self.kwargs and name in self.names else len(self.args)
         if index < len(self.args):
             return Given(self.names, (*self.args[:index], value, *self.args[index + 1 :]), self.kwargs)

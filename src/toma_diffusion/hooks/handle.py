@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import Arguments, Given, Keywords
 from toma_diffusion.hooks.compiler import compile_denoiser, prepare_compiler, undo_compile
 from toma_diffusion.hooks.reuse import StandIn
@@ -104,7 +105,14 @@ class RootHook(Hook):
             self.check(module)
         for placement in self.placements:
             placement.follow()
-        self.state.begin_call(module, self.read_call(module, Given(self.names, args, kwargs)))
+        try:
+            call = self.read_call(module, Given(self.names, args, kwargs))
+        except UsageError:  # inputs that cannot be merged
+            if self.state.enabled:
+                raise
+            self.state.leave_alone()
+        else:
+            self.state.begin_call(module, call)
 
 
 class ToMAHandle:

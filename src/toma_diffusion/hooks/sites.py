@@ -107,6 +107,7 @@ class PerToken:
     """An argument with a row for every token of a sequence: positions, modulation, a mask."""
 
     name: str
+    """`outer.inner` for an entry of a dictionary."""
     dims: tuple[int, ...] = (0,)
     """In which its rows lie. Two for a mask of queries and keys."""
     item: int | None = None
@@ -343,13 +344,12 @@ def bias_keys(site: Site, plan: Plan, how: KeyBias | None, given: Given) -> Give
     start = site.image_start(length, plan, merged=True)
     bias = functional.pad(sizes.to(tokens.dtype), (start, length - start - sizes.shape[1]))[:, None]
     bias = bias if how.dims == 3 else bias[:, None]
-    outer, _, inner = how.argument.rpartition(".")
-    taken = (given[outer] or {}) if outer else {}
-    if (taken.get(inner) if outer else given[inner]) is not None:
+    if given[how.argument] is not None:
+        name = how.argument.rpartition(".")[2]
         raise UsageError(
-            f"self-attention got an {inner}, which size_aware_attention cannot be combined with: leave one of them out."
+            f"self-attention got an {name}, which size_aware_attention cannot be combined with: leave one of them out."
         )
-    return given.with_argument(outer, {**taken, inner: bias}) if outer else given.with_argument(inner, bias)
+    return given.with_argument(how.argument, bias)
 
 
 def _replace(tensor: Tensor, dim: int, start: int, length: int, change: Callable[[Tensor], Tensor]) -> Tensor:

@@ -226,6 +226,12 @@ class MergeState:
             if ordinal < tick.ordinal and all(slot.key in self._updated for slot in self.slots):
                 self.action = Action.REUSE  # another pass of guidance has updated these plans in this step
 
+    def leave_alone(self) -> None:
+        """Do nothing in the next call of the denoiser, and count no step."""
+        self.active = self.reusing = self.correcting = False
+        for part in self.parts:
+            part.memory = part.inputs = None
+
     def _check_steps(self, tick: Tick) -> None:
         """Refuse a generation of another number of steps than the settings are for."""
         if self.only_steps is None or not self.enabled or tick.num_steps == self.only_steps:
