@@ -28,8 +28,8 @@ class LTX2Adapter(Adapter):
     the other scopes it attends to the merged tokens, at the times of their destinations: inside merged blocks there
     are no others.
 
-    Reference tokens may come after the video. A video with a time for every token may be given its first frame, which
-    stays whole; frames given elsewhere never merge with others as long as `region_frames` is 1.
+    Keyframes and references may come after the video, and stay whole. So does the first frame of a video with a time
+    for every token: it may be given. If more frames are, they are kept apart only by `region_frames=1`.
     """
 
     model_class = "LTX2VideoTransformer3DModel"
