@@ -4,7 +4,7 @@ import pytest
 import torch
 from observe import attention_lengths, our_hooks, state_of
 from tiny import SETTINGS
-from tiny_video_pipelines import PIPELINES, generate, pipeline, wan_pipeline
+from tiny_video_pipelines import PIPELINES, generate, h3_pipeline, pipeline, wan_pipeline
 
 from toma_diffusion import Reuse, apply_toma, remove_toma, toma_enabled
 
@@ -70,6 +70,22 @@ class TestPipelines:
         assert reused >= 2
         handle.remove()
         assert torch.equal(generate(pipe, steps=8), whole)
+
+
+def test_a_modular_pipeline():
+    """MiniMax-H3 has no other, and its timesteps are no views of the scheduler's."""
+    pipe, run = h3_pipeline()
+    whole = run()
+    handle = apply_toma(pipe, "toma", **SETTINGS, window=(0.5, 1.0))
+    calls = Calls(pipe.transformer)
+    merged = run()
+    calls.end()
+    assert calls.of(1, 2) == [(0, False), (1, False), (2, True), (3, True)]
+    assert [(kind.grid, kind.tokens_after) for kind in handle.summary().kinds] == [("4×4×4", 32)]
+    assert torch.equal(merged[:16], whole[:16])  # the keyframe
+    assert not torch.allclose(merged, whole, atol=1e-3)
+    remove_toma(pipe)
+    assert torch.equal(run(), whole)
 
 
 class TestTwoDenoisers:

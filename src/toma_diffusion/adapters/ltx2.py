@@ -68,12 +68,19 @@ class LTX2Adapter(Adapter):
         grid = without_first_frame(whole) if may_be_given else whole
         return Call(
             sample=sample,
-            conditioning=given["encoder_hidden_states"],
+            conditioning=_mark_of_pass(given),
             timestep=timestep if given["sigma"] is None else given["sigma"],  # the one that is not changed per token
             grids={"block": grid},
             image_at=whole.num_tokens - grid.num_tokens,
             lengths={"block": length, AUDIO: given[AUDIO].shape[1]},
         )
+
+
+def _mark_of_pass(given: Given) -> Tensor:
+    """The text, or in other passes of guidance another tensor: with the same text they leave out a part of the model."""
+    name = AUDIO if given["spatio_temporal_guidance_blocks"] else "encoder_hidden_states"
+    mark: Tensor = given["audio_encoder_hidden_states" if given["isolate_modalities"] else name]
+    return mark
 
 
 def _describe(module: Any, index: int, rows: int) -> Block:
