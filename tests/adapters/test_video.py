@@ -12,8 +12,7 @@ from tiny_video import AUDIO_TOKENS, TEXT_TOKENS, VIDEO, chosen, h3_inputs, h3_p
 from torch import Tensor, nn
 
 from toma_diffusion import Reuse, ToMAConfig, UsageError, apply_toma, remove_toma
-from toma_diffusion.adapters import find_adapter
-from toma_diffusion.adapters.ids import video_from_ids
+from toma_diffusion.adapters import find_adapter, video_from_ids
 from toma_diffusion.hooks.arguments import given_to
 
 FRAMES, FRAME = 4, 16

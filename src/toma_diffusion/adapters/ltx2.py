@@ -77,7 +77,7 @@ class LTX2Adapter(Adapter):
 
 
 def _mark_of_pass(given: Given) -> Tensor:
-    """The text, or in other passes of guidance another tensor: with the same text they leave out a part of the model."""
+    """The text; or another tensor in passes of guidance that have the same text and leave out a part of the model."""
     name = AUDIO if given["spatio_temporal_guidance_blocks"] else "encoder_hidden_states"
     mark: Tensor = given["audio_encoder_hidden_states" if given["isolate_modalities"] else name]
     return mark
