@@ -384,6 +384,20 @@ class TestReuse:
             assert all(each.isfinite().all() for each in outputs)
 
 
+@families
+@pytest.mark.parametrize("method", ["tomesd", "tofu"])
+def test_other_methods_merge_within_frames(family, method):
+    model, inputs = family.build(), family.inputs()
+    whole = both(model, inputs)
+    handle = apply_toma(model, method, ratio=0.5)
+    assert not torch.allclose(both(model, inputs)[0], whole[0], atol=1e-3)
+    frames = FRAMES - family.given
+    for kind in handle.summary().kinds:
+        assert (kind.grid, kind.tokens_after) == (f"{frames}×4×4", merged_tokens(family))
+    remove_toma(model)
+    assert equal(both(model, inputs), whole)
+
+
 class TestPositionsOfVideo:
     """MiniMax-H3 passes no size: it is in the positions."""
 
