@@ -21,11 +21,18 @@ from toma_diffusion.adapters.base import (
 )
 from toma_diffusion.adapters.basic_block import describe_block
 from toma_diffusion.adapters.chroma import ChromaAdapter
+from toma_diffusion.adapters.cogvideox import CogVideoXAdapter
 from toma_diffusion.adapters.flux import FluxAdapter
 from toma_diffusion.adapters.flux2 import Flux2Adapter
 from toma_diffusion.adapters.flux3 import Flux3Adapter
-from toma_diffusion.adapters.ids import IdReader, grid_from_ids
+from toma_diffusion.adapters.frames import grid_of_patches, without_first_frame
+from toma_diffusion.adapters.hunyuan_video import HunyuanVideoAdapter
+from toma_diffusion.adapters.hunyuan_video15 import HunyuanVideo15Adapter
+from toma_diffusion.adapters.ids import IdReader, grid_from_ids, video_from_ids
 from toma_diffusion.adapters.krea2 import Krea2Adapter
+from toma_diffusion.adapters.ltx2 import LTX2Adapter
+from toma_diffusion.adapters.minimax_h3 import MiniMaxH3Adapter
+from toma_diffusion.adapters.mochi import MochiAdapter
 from toma_diffusion.adapters.pixart import PixArtAdapter
 from toma_diffusion.adapters.qwen_image import QwenImageAdapter
 from toma_diffusion.adapters.qwen_image21 import QwenImage21Adapter
@@ -78,11 +85,14 @@ __all__ = [
     "describe_block",
     "find_adapter",
     "grid_from_ids",
+    "grid_of_patches",
     "leave_first",
     "part_of",
     "register_adapter",
     "supported",
     "unsupported",
+    "video_from_ids",
+    "without_first_frame",
 ]
 
 _ADAPTERS: list[type[Adapter]] = [
@@ -99,6 +109,12 @@ _ADAPTERS: list[type[Adapter]] = [
     ChromaAdapter,
     AuraFlowAdapter,
     WanAdapter,
+    LTX2Adapter,
+    MiniMaxH3Adapter,
+    HunyuanVideo15Adapter,
+    HunyuanVideoAdapter,
+    CogVideoXAdapter,
+    MochiAdapter,
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,17 +14,22 @@ from toma_diffusion.errors import UsageError
 
 
 class IdReader:
-    """Reads the grid of the generated image from position ids, once for every tensor of ids."""
+    """Reads the grid of what is generated from position ids, once for every tensor of ids.
 
-    def __init__(self) -> None:
+    Args:
+        read: finds the grid in the ids of so many tokens. By default that of an image, which comes first.
+    """
+
+    def __init__(self, read: Callable[[Tensor, int], Grid] | None = None) -> None:
+        self._read = read or grid_from_ids
         self._source: weakref.ref[Tensor] | None = None
         self._grid: Grid | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_source": None, "_grid": None}  # a copied or pickled model gets other ids
+        return {"_read": self._read, "_source": None, "_grid": None}  # a copied or pickled model gets other ids
 
     def grid(self, ids: Tensor, num_tokens: int, text_tokens: int = 0, made_from: Tensor | None = None) -> Grid:
-        """The grid of the first of `num_tokens` image tokens.
+        """The grid in `num_tokens` image tokens.
 
         Args:
             ids: of the tokens, maybe after those of the text.
@@ -34,7 +40,7 @@ class IdReader:
         """
         source = ids if made_from is None else made_from
         if self._grid is None or self._source is None or self._source() is not source:
-            self._grid = grid_from_ids(ids[..., text_tokens:, :], num_tokens)
+            self._grid = self._read(ids[..., text_tokens:, :], num_tokens)
             self._source = weakref.ref(source)
         return self._grid
 
@@ -52,3 +58,33 @@ def grid_from_ids(ids: Tensor, num_tokens: int) -> Grid:
             f"with {len(image)} tokens): this kind of input cannot be merged; use remove_toma for it."
         )
     return Grid(height, width)
+
+
+def video_from_ids(ids: Tensor, num_tokens: int) -> Grid:
+    """Frames, rows and columns of the video that comes last, from the (time, row, column) of every token.
+
+    Its frames have the same rows and columns, and later frames have later times. What comes before it, such as frames
+    that are given, does not continue it backwards in time.
+
+    Args:
+        num_tokens: of the video and of given frames together.
+    """
+    ids = ids.cpu()
+    size = int((ids[:, 0] == ids[-1, 0]).flip(0).cummin(0).values.sum())  # tokens of a frame
+    last = ids[-size:, 1:]
+    frames, before = 1, ids[:-size]
+    while len(before) >= size and _is_frame(before[-size:], last) and before[-1, 0] < ids[-frames * size, 0]:
+        frames, before = frames + 1, before[:-size]
+    height, width = (len(last[:, axis].unique()) for axis in (0, 1))
+    expected = torch.cartesian_prod(last[:, 0].unique(), last[:, 1].unique())
+    if frames * size > num_tokens or not torch.equal(last, expected):
+        raise UsageError(
+            f"the last of {len(ids)} tokens are not frames of one row-major grid (a frame has {height}×{width} "
+            f"positions and {size} tokens): this kind of input cannot be merged; use remove_toma for it."
+        )
+    return Grid(height, width, frames)
+
+
+def _is_frame(ids: Tensor, other: Tensor) -> bool:
+    """Whether these ids have one time, and the rows and columns of another frame."""
+    return bool((ids[:, 0] == ids[0, 0]).all()) and torch.equal(ids[:, 1:], other)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-VIDEO, VIDEO_SUFFIX = "video models are not supported yet", "3DModel"
+VIDEO, VIDEO_SUFFIX = "this video model is not supported yet", "3DModel"
 REFUSED: Mapping[str, str] = {
     "CogView4Transformer2DModel": "its feed-forward layer runs on text and image in turn",
     "HiDreamImageTransformer2DModel": "its experts and its padding need every token in its place",
@@ -18,6 +18,8 @@ REFUSED: Mapping[str, str] = {
     "OmniGenTransformer2DModel": "it builds a mask of all tokens by all tokens",
     "SanaTransformer2DModel": "its attention is linear, and its convolutions need the whole grid",
     "SanaVideoTransformer3DModel": "its attention is linear, and its convolutions need the whole grid",
+    "WanAnimateTransformer3DModel": "between its blocks it adds the motion of a face to the tokens of every frame",
+    "WanVACETransformer3DModel": "other blocks compute what is added to all tokens after every few blocks",
 }
 """By the name of the model class."""
 

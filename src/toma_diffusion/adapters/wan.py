@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, around, leave_first
-from toma_diffusion.core import Grid
+from toma_diffusion.adapters.frames import grid_of_patches, without_first_frame
 from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.sites import PerToken
 from toma_diffusion.hooks.state import Call
@@ -31,6 +31,10 @@ class WanAdapter(Adapter):
         """Select in every step, leave the first eighth of the blocks."""
         return leave_first((len(model.blocks), 1 / 8))
 
+    def is_joint(self, model: nn.Module) -> bool:
+        """The table of positions has a dimension for samples."""
+        return False
+
     def blocks(self, model: Any) -> list[Block]:
         """The stack."""
         return [_describe(block, index) for index, block in enumerate(model.blocks)]
@@ -38,15 +42,14 @@ class WanAdapter(Adapter):
     def read_call(self, model: Any, given: Given) -> Call:
         """A token is a patch of one or more latent frames."""
         sample, timestep = given["hidden_states"], given["timestep"]
-        sides = zip(sample.shape[-3:], model.config.patch_size, strict=True)
-        frames, height, width = (side // patch for side, patch in sides)
-        given_frames = 1 if timestep.ndim == 2 and frames > 1 else 0
+        whole = grid_of_patches(sample.shape[-3:], model.config.patch_size)
+        may_be_given = timestep.ndim == 2 and whole.frames > 1
         return Call(
             sample=sample,
             conditioning=given["encoder_hidden_states"],
             timestep=timestep,
-            grids={"block": Grid(height, width, frames - given_frames)},
-            lengths={"block": frames * height * width},
+            grids={"block": without_first_frame(whole) if may_be_given else whole},
+            lengths={"block": whole.num_tokens},
         )
 
 

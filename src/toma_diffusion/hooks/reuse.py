@@ -45,14 +45,16 @@ class PassOn:
     """What a transformer block returns if it does not run: its tokens as they are."""
 
     stream: int | None = None
-    """Which of two outputs is the image stream, the other is text; None if the block returns one tensor."""
+    """Which of two outputs is the image stream; None if the block returns one tensor."""
+    other: str = TEXT
+    """The argument that the other output comes from."""
 
     def __call__(self, module: nn.Module, given: Given) -> Any:
         """The tokens."""
         if self.stream is None:
             return given.tokens
-        text = given[TEXT]
-        return (given.tokens, text) if self.stream == 0 else (text, given.tokens)
+        other = given[self.other]
+        return (given.tokens, other) if self.stream == 0 else (other, given.tokens)
 
 
 @dataclass(eq=False)

@@ -44,6 +44,8 @@ class Call:
     """Length of the text stream, if it is not that of `conditioning`."""
     batch: int | None = None
     """Batch size, if `sample` is a single picture."""
+    dtype: torch.dtype | None = None
+    """Of the tokens that go through the blocks, if it is not that of `sample`."""
     joint: bool = False
     """Whether the whole batch has one position table, so that all samples must share their destinations."""
     block_by_block: str | None = None
@@ -59,10 +61,17 @@ class Call:
         """Samples in this call."""
         return self.sample.shape[0] if self.batch is None else self.batch
 
+    @property
+    def token_dtype(self) -> torch.dtype:
+        """Of the tokens that go through the blocks."""
+        return self.sample.dtype if self.dtype is None else self.dtype
+
     def length(self, kind: str) -> int:
         """Tokens of a sample that go through the blocks of a kind."""
+        if kind in self.lengths:
+            return self.lengths[kind]
         from_the_end = -self.image_at if self.image_at is not None and self.image_at < 0 else 0
-        return self.lengths.get(kind, from_the_end or self.grids[kind].num_tokens)
+        return from_the_end or self.grids[kind].num_tokens
 
 
 def image_start(length: int, image_at: int | None, grid: Grid) -> int:
@@ -271,10 +280,10 @@ class MergeState:
             return None
         sample, order = call.sample, self.schedule.reuse.order if self.schedule.reuse is not None else 0
         shapes = tuple(tuple(stream.shape(call) for stream in part.streams) for part in self.parts)
-        key = (tick.ordinal, shapes, sample.dtype, sample.device)
+        key = (tick.ordinal, shapes, call.token_dtype, sample.device)
         if key not in self._memories:
             with torch.inference_mode(False):
-                memory = Memory(shapes, order=order, dtype=sample.dtype, device=sample.device)
+                memory = Memory(shapes, order=order, dtype=call.token_dtype, device=sample.device)
             _make_static(memory.buffers)
             self._memories[key] = memory
         self._memories_used.add(key)
@@ -353,7 +362,7 @@ class MergeState:
 
     def _plan(self, slot: Slot, call: Call, ordinal: int, parts: int) -> tuple[PlanKey, Plan]:
         sample, grid = call.sample, call.grids[slot.kind]
-        key = (slot.name, ordinal, grid, call.batch_size, parts, sample.dtype, sample.device, call.joint)
+        key = (slot.name, ordinal, grid, call.batch_size, parts, call.token_dtype, sample.device, call.joint)
         if key not in self._plans:
             shared = {}
             if slot.first_of_kind is not None:
@@ -364,7 +373,7 @@ class MergeState:
                     grid,
                     batch_size=call.batch_size,
                     parts=parts,
-                    dtype=sample.dtype,
+                    dtype=call.token_dtype,
                     device=sample.device,
                     joint=call.joint,
                     **shared,

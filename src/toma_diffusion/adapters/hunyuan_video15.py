@@ -1,0 +1,62 @@
+"""HunyuanVideo15Transformer3DModel: HunyuanVideo 1.5, text to video and image to video."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.frames import grid_of_patches
+from toma_diffusion.hooks.arguments import Given
+from toma_diffusion.hooks.sites import PerToken
+from toma_diffusion.hooks.state import Call
+
+ROTARY, ROTARY_OF_ATTENTION = PerToken("freqs_cis"), PerToken("image_rotary_emb")
+
+
+class HunyuanVideo15Adapter(Adapter):
+    """One stack of joint blocks. The mask is that of the text; attention makes one of all tokens of it, merged or not.
+
+    The text stream holds the tokens of two text encoders and of the given image.
+    """
+
+    model_class = "HunyuanVideo15Transformer3DModel"
+    supports = "HunyuanVideo15Transformer3DModel (HunyuanVideo 1.5)"
+
+    def defaults(self, model: Any) -> dict[str, Any]:
+        """Select in every step, leave the first eighth of the blocks."""
+        return leave_first((len(model.transformer_blocks), 1 / 8))
+
+    def blocks(self, model: Any) -> list[Block]:
+        """The stack."""
+        return [_describe(block, index) for index, block in enumerate(model.transformer_blocks)]
+
+    def read_call(self, model: Any, given: Given) -> Call:
+        """A token is a patch of one or more latent frames."""
+        sample, config = given["hidden_states"], model.config
+        size = (config.patch_size_t, config.patch_size, config.patch_size)
+        texts = [given[name] for name in ("encoder_hidden_states", "encoder_hidden_states_2", "image_embeds")]
+        return Call(
+            sample=sample,
+            conditioning=given["encoder_hidden_states"],
+            timestep=given["timestep"],
+            grids={"joint": grid_of_patches(sample.shape[-3:], size)},
+            text_tokens=sum(text.shape[1] for text in texts if text is not None),
+            joint=True,
+        )
+
+
+def _describe(module: Any, index: int) -> Block:
+    return Block(
+        name=f"transformer_blocks.{index}",
+        module=module,
+        kind="joint",
+        width=module.attn.query_dim,
+        sites=(
+            SiteSpec("attn", frozenset({"attn"}), around("attn", ROTARY_OF_ATTENTION)),
+            SiteSpec("ff", frozenset({"ff"}), around("ff")),
+        ),
+        normalize=AfterModulatingNorm("norm1"),
+        per_token=(ROTARY,),
+        stream=0,
+        returns_text=True,
+    )

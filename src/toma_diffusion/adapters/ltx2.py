@@ -1,0 +1,111 @@
+"""LTX2VideoTransformer3DModel: LTX-2, video and audio. Only the video is merged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from toma_diffusion.adapters.base import Adapter, Before, Block, ImageShape, SiteSpec, around, leave_first, part_of
+from toma_diffusion.adapters.frames import grid_of_patches, without_first_frame
+from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.arguments import Given
+from toma_diffusion.hooks.reuse import Part, PassOn, Stream
+from toma_diffusion.hooks.sites import PerToken
+from toma_diffusion.hooks.state import Call
+
+AUDIO = "audio_hidden_states"
+TIMES = tuple(PerToken(name, dims=(1,)) for name in ("temb", "temb_ca_scale_shift", "temb_ca_gate"))
+"""With a row for every token if the video has a time for each."""
+MASK, MASK_OF_ATTENTION = PerToken("self_attention_mask", dims=(1, 2)), PerToken("attention_mask", dims=(1, 2))
+
+
+class LTX2Adapter(Adapter):
+    """One stack of blocks on two streams, video and audio, which attend to each other.
+
+    Audio stays whole. In `module` scope it attends to all tokens of the video (`video_to_audio_attn` is left alone). In
+    the other scopes it attends to the merged tokens, at the times of their destinations: inside merged blocks there
+    are no others.
+
+    Keyframes and references may come after the video, and stay whole. So does the first frame of a video with a time
+    for every token: it may be given. If more frames are, they are kept apart only by `region_frames=1`.
+    """
+
+    model_class = "LTX2VideoTransformer3DModel"
+    supports = "LTX2VideoTransformer3DModel (LTX-2)"
+
+    def defaults(self, model: Any) -> dict[str, Any]:
+        """Select in every step, leave the first eighth of the blocks."""
+        return leave_first((len(model.transformer_blocks), 1 / 8))
+
+    def is_joint(self, model: nn.Module) -> bool:
+        """Every sample has its own table of positions."""
+        return False
+
+    def blocks(self, model: Any) -> list[Block]:
+        """The stack."""
+        rows = 2 if model.config.rope_type == "split" else 1  # [batch, heads, tokens, ·] or [batch, tokens, ·]
+        return [_describe(block, index, rows) for index, block in enumerate(model.transformer_blocks)]
+
+    def parts(self, model: Any, deep: bool) -> list[Part]:
+        """Video and audio are reused alike."""
+        part = part_of(self.blocks(model))
+        audio = Stream(ImageShape(AUDIO, model.transformer_blocks[0].audio_attn1.query_dim), 1, AUDIO)
+        return [replace(part, stand_ins=(PassOn(0, AUDIO),) * len(part.modules), streams=(*part.streams, audio))]
+
+    def read_call(self, model: Any, given: Given) -> Call:
+        """The size of the video is passed, that of its reference tokens is not."""
+        sample, timestep, config = given["hidden_states"], given["timestep"], model.config
+        sides = [given[name] for name in ("num_frames", "height", "width")]
+        if None in sides:
+            raise UsageError("LTX-2 was called without num_frames, height and width, which merging needs: pass them.")
+        whole = grid_of_patches(sides, (config.patch_size_t, config.patch_size, config.patch_size))
+        length = sample.shape[1]
+        if length < whole.num_tokens:
+            raise UsageError(f"{length} tokens are fewer than a video of {whole.describe()} tokens has.")
+        may_be_given = timestep.ndim == 2 and timestep.shape[1] > 1 and whole.frames > 1
+        grid = without_first_frame(whole) if may_be_given else whole
+        return Call(
+            sample=sample,
+            conditioning=_mark_of_pass(given),
+            timestep=timestep if given["sigma"] is None else given["sigma"],  # the one that is not changed per token
+            grids={"block": grid},
+            image_at=whole.num_tokens - grid.num_tokens,
+            lengths={"block": length, AUDIO: given[AUDIO].shape[1]},
+        )
+
+
+def _mark_of_pass(given: Given) -> Tensor:
+    """The text; or another tensor in passes of guidance that have the same text and leave out a part of the model."""
+    name = AUDIO if given["spatio_temporal_guidance_blocks"] else "encoder_hidden_states"
+    mark: Tensor = given["audio_encoder_hidden_states" if given["isolate_modalities"] else name]
+    return mark
+
+
+def _describe(module: Any, index: int, rows: int) -> Block:
+    rotary, video, crossing = (
+        PerToken(name, dims=(rows,)) for name in ("query_rotary_emb", "video_rotary_emb", "ca_video_rotary_emb")
+    )
+    return Block(
+        name=f"transformer_blocks.{index}",
+        module=module,
+        kind="block",
+        width=module.attn1.query_dim,
+        sites=(
+            SiteSpec("attn1", frozenset({"attn"}), around("attn1", rotary, MASK_OF_ATTENTION)),
+            SiteSpec("attn2", frozenset({"cross_attn"}), around("attn2")),
+            SiteSpec("audio_to_video_attn", frozenset({"cross_attn"}), around("audio_to_video_attn", rotary)),
+            SiteSpec("ff", frozenset({"ff"}), around("ff")),
+        ),
+        normalize=Before(_before),
+        per_token=(*TIMES, video, crossing, MASK),
+        stream=0,
+    )
+
+
+def _before(module: Any, given: Given) -> Tensor:
+    tokens = given.tokens
+    shift, scale, *_ = module.get_mod_params(module.scale_shift_table, given["temb"], len(tokens))
+    normalized: Tensor = module.norm1(tokens) * (1 + scale) + shift
+    return normalized

@@ -1,0 +1,69 @@
+"""MiniMaxH3Transformer3DModel: MiniMax-H3, video and audio from text, keyframes and references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.ids import IdReader, video_from_ids
+from toma_diffusion.hooks.arguments import Given
+from toma_diffusion.hooks.sites import PerToken
+from toma_diffusion.hooks.state import Call
+
+ROTARY, MODULATION = PerToken("rotary_emb"), PerToken("adaln_indices")
+"""Which row of the table of modulations a token takes: one for every time and modality."""
+
+
+class MiniMaxH3Adapter(Adapter):
+    """One stack of blocks on one sequence: text, given frames, audio, and last the generated video, which is merged."""
+
+    model_class = "MiniMaxH3Transformer3DModel"
+    supports = "MiniMaxH3Transformer3DModel (MiniMax-H3)"
+
+    def __init__(self) -> None:
+        self._ids = IdReader(video_from_ids)
+
+    def defaults(self, model: Any) -> dict[str, Any]:
+        """Select in every step, leave the first eighth of the blocks."""
+        return leave_first((len(model.transformer_blocks), 1 / 8))
+
+    def blocks(self, model: Any) -> list[Block]:
+        """The stack. The blocks that prepare the text are left alone."""
+        return [_describe(block, index) for index, block in enumerate(model.transformer_blocks)]
+
+    def read_call(self, model: Any, given: Given) -> Call:
+        """The grid is read from the positions, once per generation. Latents may have another precision than tokens."""
+        sample, positions = given["hidden_states"], given["position_ids"]
+        return Call(
+            sample=sample,
+            conditioning=given["encoder_hidden_states"],
+            timestep=given["timestep"],
+            grids={"block": self._ids.grid(positions, sample.shape[1])},
+            lengths={"block": positions.shape[0]},
+            dtype=model.transformer_blocks[0].norm1.weight.dtype,
+            joint=True,
+        )
+
+
+def _describe(module: Any, index: int) -> Block:
+    return Block(
+        name=f"transformer_blocks.{index}",
+        module=module,
+        kind="block",
+        width=module.adaln_proj.hidden_size,
+        sites=(
+            SiteSpec("attn", frozenset({"attn"}), around("attn", ROTARY)),
+            SiteSpec("ff", frozenset({"ff"}), around("ff")),
+        ),
+        normalize=Before(_before),
+        holds_text=True,
+        per_token=(ROTARY, MODULATION),
+    )
+
+
+def _before(module: Any, given: Given) -> Tensor:
+    shift, scale, *_ = (each.index_select(0, given["adaln_indices"]) for each in module.adaln_proj(given["temb"]))
+    tokens: Tensor = module.norm1(given.tokens) * (1 + scale) + shift
+    return tokens

@@ -1,0 +1,62 @@
+"""MochiTransformer3DModel: Mochi 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.frames import grid_of_patches
+from toma_diffusion.hooks.arguments import Given
+from toma_diffusion.hooks.sites import PerToken
+from toma_diffusion.hooks.state import Call
+
+ROTARY = PerToken("image_rotary_emb")
+"""[tokens, heads, channels]: one for every sample, [batch, tokens, heads, channels], works as well."""
+
+
+class MochiAdapter(Adapter):
+    """One stack of joint blocks. The last does not change the text."""
+
+    model_class = "MochiTransformer3DModel"
+    supports = "MochiTransformer3DModel (Mochi 1)"
+
+    def defaults(self, model: Any) -> dict[str, Any]:
+        """Select in every step, leave the first eighth of the blocks."""
+        return leave_first((len(model.transformer_blocks), 1 / 8))
+
+    def is_joint(self, model: nn.Module) -> bool:
+        """Every sample can have its own table of positions."""
+        return False
+
+    def blocks(self, model: Any) -> list[Block]:
+        """The stack."""
+        return [_describe(block, index) for index, block in enumerate(model.transformer_blocks)]
+
+    def read_call(self, model: Any, given: Given) -> Call:
+        """A token is a patch of a latent frame."""
+        sample, patch = given["hidden_states"], model.config.patch_size
+        return Call(
+            sample=sample,
+            conditioning=given["encoder_hidden_states"],
+            timestep=given["timestep"],
+            grids={"joint": grid_of_patches(sample.shape[-3:], (1, patch, patch))},
+        )
+
+
+def _describe(module: Any, index: int) -> Block:
+    return Block(
+        name=f"transformer_blocks.{index}",
+        module=module,
+        kind="joint",
+        width=module.attn1.out_dim,
+        sites=(
+            SiteSpec("attn1", frozenset({"attn"}), around("attn1", ROTARY)),
+            SiteSpec("ff", frozenset({"ff"}), around("ff")),
+        ),
+        normalize=AfterModulatingNorm("norm1"),
+        per_token=(ROTARY,),
+        stream=0,
+        returns_text=not module.context_pre_only,
+    )
