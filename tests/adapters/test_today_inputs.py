@@ -295,18 +295,6 @@ def test_stages_go_block_by_block_under_a_controlnet(family):
     assert "a ControlNet adds its residuals after every block" in str(handle.summary())
 
 
-TINY_VIDEO = {
-    "num_attention_heads": 1,
-    "attention_head_dim": 12,
-    "in_channels": 4,
-    "out_channels": 4,
-    "text_dim": 8,
-    "freq_dim": 8,
-    "ffn_dim": 8,
-    "num_layers": 1,
-}
-
-
 class TestRefused:
     """Families that are not supported say why."""
 
@@ -325,13 +313,6 @@ class TestRefused:
         """Of the diffusers that this is developed with."""
         lacking = [name for name in REFUSED if missing(name)]
         assert not lacking or missing("Krea2Transformer2DModel")
-
-    def test_video(self):
-        model = diffusers.WanTransformer3DModel(**TINY_VIDEO)
-        with pytest.raises(
-            UsageError, match="WanTransformer3DModel is not supported: video models are not supported yet"
-        ):
-            apply_toma(model)
 
     def test_a_small_real_one(self):
         model = diffusers.SanaTransformer2DModel(

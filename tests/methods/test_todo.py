@@ -96,7 +96,7 @@ class TestLevels:
 class TestErrors:
     @pytest.mark.parametrize("family", [BY_NAME["flux"], BY_NAME["sd3"], *TODAY], ids=lambda family: family.name)
     def test_joint_attention(self, family):
-        with pytest.raises(ValueError, match=r"attends to text and image jointly.*Use it on a UNet or PixArt"):
+        with pytest.raises(ValueError, match=r"queries and keys from the same tokens.*Use it on a UNet or PixArt"):
             apply_toma(family.build(), "todo", skip_blocks=())
 
     def test_fused_projections(self):

@@ -28,8 +28,8 @@ class ToDo(PerBlockMethod[ToDoConfig]):
         joint = [block.name for block in blocks if not block.takes_other_keys]
         if joint:
             raise UsageError(
-                f"ToDo cannot be applied here: {joint[0]} attends to text and image jointly and makes queries and keys "
-                "from the same tokens, with the same positions, so that keys alone cannot be reduced. "
+                f"ToDo cannot be applied here: {joint[0]} makes queries and keys from the same tokens, with the same "
+                "positions, so that keys alone cannot be reduced. "
                 "Use it on a UNet or PixArt, or use 'tomesd' or 'tofu' here."
             )
         levels = relative_levels(blocks)
