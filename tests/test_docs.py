@@ -20,7 +20,8 @@ from toma_diffusion import adapters, methods
 from toma_diffusion.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
+OTHERS = ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in OTHERS)]
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 HUB = {
     "stabilityai/stable-diffusion-xl-base-1.0": "sdxl",
