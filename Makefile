@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	--editable ./demo-model --editable
 
-.PHONY: demo test test-fast test-compat check format test-gpu bench clean
+.PHONY: demo test test-fast test-compat check format test-gpu bench docs dist clean
 
 # OMP_WAIT_POLICY: waiting threads sleep. If another process keeps one of two cores busy, spinning ones are ten times slower.
 demo: $(VENV)/installed-demo ## make images with the demo model, without merging and with it, and compare them
@@ -40,8 +40,16 @@ bench: $(VENV)/installed-dev ## time the operators and denoisers on this machine
 	$(BIN)/toma bench --model sdxl --output benchmarks/results/local/denoiser.csv
 	$(BIN)/toma bench --model flux --output benchmarks/results/local/denoiser.csv
 
+docs: $(VENV)/installed-dev ## the documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(VENV)/installed-release ## wheels and source archives of both distributions, checked
+	rm -rf dist
+	for project in . demo-model; do $(BIN)/python -m build --outdir dist $$project || exit 1; done
+	$(BIN)/twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) .venv-compat demo dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-compat demo dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/installed-%: pyproject.toml demo-model/pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) ".[$*]"

@@ -16,10 +16,12 @@ from tiny_checkpoints import checkpoint
 from torch import nn
 
 import toma_diffusion
+from toma_diffusion import adapters, methods
 from toma_diffusion.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
+OTHERS = ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in OTHERS)]
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 HUB = {
     "stabilityai/stable-diffusion-xl-base-1.0": "sdxl",
@@ -84,9 +86,19 @@ def tiny_hub(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # for the images that they save
 
 
+@pytest.fixture
+def registries():
+    """What pages register is forgotten after them."""
+    adapters_before, methods_before, settings_before = [*adapters._ADAPTERS], [*methods._METHODS], {**methods._SETTINGS}
+    yield
+    adapters._ADAPTERS[:], methods._METHODS[:] = adapters_before, methods_before
+    methods._SETTINGS.clear()
+    methods._SETTINGS.update(settings_before)
+
+
 @pages
 @pytest.mark.filterwarnings("ignore:CUDA graphs cannot be used here")
-def test_page_examples(page, tiny_hub):
+def test_page_examples(page, tiny_hub, registries):
     """In the order of the page: a later one may use what an earlier one has made."""
     names: dict = {}
     for index, code in enumerate(blocks(page, "python")):

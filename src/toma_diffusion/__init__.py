@@ -9,7 +9,7 @@ from toma_diffusion.hooks.handle import ToMAHandle
 from toma_diffusion.methods import METHODS
 from toma_diffusion.ops import facility_location, merge, merge_weights, unmerge
 
-__version__ = "0.1.0.dev0"
+__version__ = "1.0.0rc1"
 
 __all__ = [
     "METHODS",

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from toma_diffusion import METHODS, ToDoConfig, ToFuConfig, ToMAConfig, ToMeSDConfig, apply_toma, remove_toma
 from toma_diffusion.cli import app
+from toma_diffusion.methods import PerBlockMethod, register_method
 
 BY_NAME = {family.name: family for family in FAMILIES}
 RATIOS = {"tomesd": 0.5, "tofu": 0.5, "todo": 0.75}
@@ -321,3 +322,17 @@ class TestBench:
             assert (row["scope"], row["assign"], row["backend"]) == ("module", "", "torch")
             assert row["lower_bound_ms"] == row["floor_ms"] == row["over_floor"] == ""
             assert float(row["step_ms"]) > 0
+
+
+class TestRegister:
+    """docs/add-a-method.md registers one, and the tests of the pages use it."""
+
+    def test_what_is_no_method_is_refused(self):
+        with pytest.raises(ValueError, match="is not a subclass of"):
+            register_method(ToMeSDConfig)
+
+    @pytest.mark.parametrize("name", ["toma", "tomesd", "balanced"])
+    def test_a_name_that_is_taken_is_refused(self, name):
+        taken = type("Taken", (PerBlockMethod,), {"name": name, "config_class": ToMeSDConfig})
+        with pytest.raises(ValueError, match=f"the name '{name}' already"):
+            register_method(taken)

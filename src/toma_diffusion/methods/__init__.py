@@ -23,14 +23,30 @@ __all__ = [
     "defaults_that_count",
     "method_of",
     "named_config",
+    "register_method",
     "resolve_config",
 ]
 
-_METHODS: tuple[Method[Any], ...] = (ToMA(), ToMeSD(), ToFu(), ToDo())
-METHODS: Mapping[str, type[Config]] = MappingProxyType(
-    {method.name: method.config_class for method in _METHODS if not isinstance(method, ToMA)}
-)
+_METHODS: list[Method[Any]] = [ToMA(), ToMeSD(), ToFu(), ToDo()]
+_SETTINGS: dict[str, type[Config]] = {
+    method.name: method.config_class for method in _METHODS if not isinstance(method, ToMA)
+}
+METHODS: Mapping[str, type[Config]] = MappingProxyType(_SETTINGS)
 """The settings of the other methods, by the name of the method."""
+
+
+def register_method(method: type[Method[Any]]) -> type[Method[Any]]:
+    """Add a method; usable as a class decorator. Then `apply_toma` and all commands know its name.
+
+    See docs/add-a-method.md.
+    """
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise UsageError(f"{method!r} is not a subclass of toma_diffusion.methods.Method.")
+    if method.name in (ToMA.name, *METHODS, *PRESETS):
+        raise UsageError(f"there is a method or preset with the name {method.name!r} already: choose another one.")
+    _METHODS.append(method())
+    _SETTINGS[method.name] = method.config_class
+    return method
 
 
 def method_of(config: Config) -> Method[Any]:
