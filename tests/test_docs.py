@@ -17,6 +17,7 @@ from torch import nn
 
 import toma_diffusion
 from toma_diffusion import adapters, methods
+from toma_diffusion.adapters.refused import REFUSED
 from toma_diffusion.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -143,3 +144,10 @@ def test_links_lead_somewhere(page):
     local = [(page.parent / link if link else page, anchor) for link, anchor in links if "://" not in link]
     assert [str(target) for target, _ in local if not target.exists()] == []
     assert [(str(target), anchor) for target, anchor in local if anchor and anchor not in anchors(target)] == []
+
+
+def test_every_family_is_listed():
+    page = (ROOT / "docs" / "families.md").read_text()
+    supported = [adapter.model_class for adapter in adapters._ADAPTERS]
+    assert [name for name in supported if f"`{name}`" not in page] == []
+    assert [name for name, reason in REFUSED.items() if f"| `{name}` | {reason} |" not in page] == []
