@@ -109,7 +109,7 @@ class Comparer:
             steps=steps,
             maps=tuple(found),
             summary=str(summary),
-            notes=tuple(dict.fromkeys((*notes, *self.models.metrics.missing))),
+            notes=tuple(dict.fromkeys((*notes, *(f"Not measured: {each}" for each in self.models.metrics.missing)))),
         )
 
     def _original(self, model: str, pipe: Any, request: ImageRequest, report: Report, is_new: bool) -> Timed:

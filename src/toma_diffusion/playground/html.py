@@ -21,7 +21,7 @@ LABELS = {
 MEANINGS = {
     COMPUTED: "computed as usual",
     MERGED: "computed on merged tokens",
-    REUSED: "reuses what earlier steps computed",
+    REUSED: "reused from earlier steps",
 }
 
 
@@ -31,15 +31,16 @@ def result(comparison: Comparison) -> str:
 
 
 def _cards(comparison: Comparison) -> str:
-    cards = [("speed-up", f"{comparison.speed_up:.2f}×", "original / accelerated")]
+    kind = "faster" if comparison.speed_up > 1 else "slower"
+    cards = [_card("speed-up", f"{comparison.speed_up:.2f}×", "original / accelerated", kind)]
     for name, value in comparison.scores.items():
         title, form, hint = LABELS[name]
-        cards.append((title, form.format(value), hint))
-    return f'<div class="cards">{"".join(_card(*each) for each in cards)}</div>'
+        cards.append(_card(title, form.format(value), hint))
+    return f'<div class="cards">{"".join(cards)}</div>'
 
 
-def _card(title: str, value: str, hint: str) -> str:
-    return f'<div class="card"><span>{title}</span><strong>{escape(value)}</strong><small>{hint}</small></div>'
+def _card(title: str, value: str, hint: str, kind: str = "") -> str:
+    return f'<div class="card {kind}"><span>{title}</span><strong>{escape(value)}</strong><small>{hint}</small></div>'
 
 
 def _times(comparison: Comparison) -> str:

@@ -19,19 +19,34 @@ from toma_diffusion.playground import html
 from toma_diffusion.playground.choice import Choice, period_of, request_of
 from toma_diffusion.playground.code import as_code
 from toma_diffusion.playground.comparison import Comparer, Comparison
+from toma_diffusion.playground.models import Models
 from toma_diffusion.playground.search import LIMIT, SPEED, Searches, StoppedError, Wish
 from toma_diffusion.report.tune_page import usage
 from toma_diffusion.tune.budget import BUDGETS
 from toma_diffusion.tune.goal import DEFAULT_TIER, TIERS, like_lpips
 from toma_diffusion.tuned import Tuned
 
-ONE_AT_A_TIME: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "model", "api_visibility": "private"}
+ONE_AT_A_TIME: dict[str, Any] = {
+    "concurrency_limit": 1,
+    "concurrency_id": "model",
+    "api_visibility": "private",
+    "scroll_to_output": True,
+}
 """All that runs a model waits in one queue: two at once would disturb each other's times, and share one pipeline."""
 AT_ONCE: dict[str, Any] = {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
 MOST_MAPS = 6
 """Of every kind of block, evenly over the steps."""
 MESSAGE_SECONDS = 30
 EXAMPLES = 4
+INTRODUCTION = (
+    "<h1>toma playground</h1><p>The same picture from the model as it is and from a faster one, on this machine. "
+    "Nothing leaves it.</p>"
+)
+ABOUT_SEARCHES = (
+    "A search measures many settings on this machine, as toma tune does, and shows here how far it is. One that was "
+    "stopped goes on where it was."
+)
+BEFORE_THE_FIRST = "Choose a method, then press “Generate and compare”."
 LONGEST_PERIOD = 8
 
 
@@ -39,70 +54,90 @@ def build_page(comparer: Comparer, searches: Searches) -> Any:
     """The page as a `gradio.Blocks`."""
     models = comparer.models
     with gr.Blocks(title="toma playground", analytics_enabled=False, delete_cache=(3600, 24 * 3600)) as page:
-        gr.HTML(
-            "<h1>toma playground</h1><p>The same picture from the model as it is and from a faster one, "
-            "on this machine. Nothing leaves it.</p>",
-            elem_classes="intro",
-        )
-        with gr.Row(visible=len(models.names) > 1):
-            model = gr.Dropdown(models.names, value=models.first, label="Model", elem_id="model")
+        with gr.Row(elem_classes="head"):
+            gr.HTML(INTRODUCTION, elem_classes="intro")
+            model = gr.Dropdown(
+                models.names, value=models.first, label="Model", visible=len(models.names) > 1, elem_id="model"
+            )
         with gr.Tab("Compare"):
-            _compare_tab(comparer, model)
+            _compare_tab(comparer, model, page)
         with gr.Tab("Tune"):
             _tune_tab(searches, model)
     return page
 
 
-def _compare_tab(comparer: Comparer, model: Any) -> None:
+def _compare_tab(comparer: Comparer, model: Any, page: Any) -> None:
     models = comparer.models
-    steps, guidance = models.usual(models.first)
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
-            prompt = gr.Textbox(models.prompts(models.first)[0], label="Prompt", lines=2, elem_id="prompt")
-            if len(models.names) > 1:
-                gr.Examples([[each] for each in models.prompts(models.first)[:EXAMPLES]], [prompt], label="Try")
-            with gr.Row():
-                seed = gr.Number(0, label="Seed", precision=0, min_width=80, elem_id="seed")
-                num_steps = gr.Number(steps, label="Steps", precision=0, min_width=80, elem_id="steps")
-                scale = gr.Number(guidance, label="Guidance", min_width=80, placeholder="the model's")
-            method = gr.Dropdown([*PRESETS, *METHODS], value=DEFAULT_PRESET, label="Preset or method", elem_id="method")
-            ratio = gr.Slider(0, 0.95, PRESETS[DEFAULT_PRESET].ratio, step=0.05, label="Ratio of tokens removed")
-            period = gr.Slider(
-                1,
-                LONGEST_PERIOD,
-                period_of(PRESETS[DEFAULT_PRESET]),
-                step=1,
-                label="Reuse period",
-                info="Compute one of so many steps, reuse in the others. 1: compute all.",
-            )
-            about = gr.HTML(Choice(DEFAULT_PRESET).in_words(steps), elem_classes="about")
-            again = gr.Checkbox(False, label="Time the original again")
-            maps = gr.Checkbox(True, label="Show what merges into what (if anything does: one more run, not timed)")
+            prompt, *numbers = _request_controls(models)
+            method, ratio, period = _choice_controls()
+            about = gr.HTML(elem_classes="about")
             run = gr.Button("Generate and compare", variant="primary", elem_id="compare")
+            again = gr.Checkbox(False, label="Generate the original again, to time both now")
+            maps = gr.Checkbox(True, label="Show what merges into what (takes one more run, which is not timed)")
         with gr.Column(scale=3, min_width=300):
             pictures = gr.ImageSlider(
-                label="Original and accelerated", format="png", interactive=False, height=440, elem_id="pictures"
+                label="Original and accelerated",
+                show_label=False,
+                format="png",
+                interactive=False,
+                buttons=["download", "fullscreen"],
+                elem_id="pictures",
             )
-            gr.HTML("<span>◀ original</span><span>accelerated ▶</span>", elem_classes="sides")
-            figures = gr.HTML(
-                '<p class="empty">Choose a method and press “Generate and compare”.</p>', elem_id="figures"
+            gr.HTML('<div class="sides"><span>◀ original</span><span>accelerated ▶</span></div>')
+            figures = gr.HTML(f'<p class="empty">{BEFORE_THE_FIRST}</p>', elem_id="figures")
+            gallery = gr.Gallery(
+                label="What merged into what",
+                visible=False,
+                preview=True,
+                height=400,
+                object_fit="contain",
+                buttons=["download", "fullscreen"],
+                elem_id="maps",
             )
-            gallery = gr.Gallery(label="What merged into what", visible=False, columns=2, preview=True, elem_id="maps")
-            with gr.Accordion("Settings as code", open=True):
-                code = gr.Code(language="python", interactive=False, show_label=False, elem_id="code", wrap_lines=True)
+            code = gr.Code(
+                language="python", interactive=False, label="Settings as code", elem_id="code", wrap_lines=True
+            )
             with gr.Accordion("What was done, in detail", open=False):
-                summary = gr.HTML(elem_id="summary")
+                summary = gr.HTML(f'<p class="empty">{BEFORE_THE_FIRST}</p>', elem_id="summary")
 
-    inputs = [model, prompt, seed, num_steps, scale, method, ratio, period]
-    outputs = [pictures, figures, gallery, code, summary]
+    inputs = [model, prompt, *numbers, method, ratio, period]
+    outputs = [pictures, figures, gallery, summary]
     run.click(_compare_with(comparer), [*inputs, again, maps], outputs, show_progress_on=[pictures], **ONE_AT_A_TIME)
-    method.input(_own_values, [method, num_steps], [ratio, period, about], **AT_ONCE)
-    gr.on(
-        [ratio.input, period.input, num_steps.change], _in_words, [method, ratio, period, num_steps], about, **AT_ONCE
+    method.input(_own_values, method, [ratio, period], **AT_ONCE)
+    changes = [each.change for each in inputs]
+    gr.on([*changes, page.load], _describe_with(models), inputs, [about, code], **AT_ONCE)
+    model.change(lambda name: (models.prompts(name)[0], *models.usual(name)), model, [prompt, *numbers[1:]], **AT_ONCE)
+
+
+def _request_controls(models: Models) -> list[Any]:
+    """Prompt, seed, steps and guidance."""
+    steps, guidance = models.usual(models.first)
+    prompt = gr.Textbox(models.prompts(models.first)[0], label="Prompt", lines=2, elem_id="prompt")
+    gr.Examples([[each] for each in models.prompts(models.first)[:EXAMPLES]], [prompt], label="Try")
+    with gr.Row():
+        seed = gr.Number(0, label="Seed", precision=0, min_width=80, elem_id="seed")
+        num_steps = gr.Number(steps, label="Steps", precision=0, min_width=80, elem_id="steps")
+        scale = gr.Number(guidance, label="Guidance", min_width=80, placeholder="as usual", elem_id="guidance")
+    return [prompt, seed, num_steps, scale]
+
+
+def _choice_controls() -> list[Any]:
+    """Method, ratio and reuse period."""
+    own = PRESETS[DEFAULT_PRESET]
+    method = gr.Dropdown([*PRESETS, *METHODS], value=DEFAULT_PRESET, label="Preset or method", elem_id="method")
+    ratio = gr.Slider(0, 0.95, own.ratio, step=0.05, label="Ratio of tokens removed", elem_id="ratio")
+    period = gr.Slider(
+        1,
+        LONGEST_PERIOD,
+        period_of(own),
+        step=1,
+        label="Reuse period",
+        info="One of so many steps is computed, the others reuse. 1: all are computed.",
+        elem_id="period",
     )
-    model.change(
-        lambda name: (models.prompts(name)[0], *models.usual(name)), model, [prompt, num_steps, scale], **AT_ONCE
-    )
+    return [method, ratio, period]
 
 
 def _compare_with(comparer: Comparer) -> Callable[..., Any]:
@@ -125,13 +160,11 @@ def _compare_with(comparer: Comparer) -> Callable[..., Any]:
             found = comparer.compare(
                 model, request, choice, lambda what, share: progress(share, desc=what), again=again, maps=maps
             )
-        models = comparer.models
         frames = frames_of(found)
         return [
             (found.original.image, found.accelerated.image),
             html.result(found),
             gr.Gallery(frames, visible=bool(frames), selected_index=0 if frames else None),
-            as_code(model, str(models.device), models.dtype, request, choice),
             html.preformatted(found.summary),
         ]
 
@@ -152,17 +185,32 @@ def _title(found: MergeMap) -> str:
     return f"{found.kind}, from step {found.step + 1}: {before} → {after} tokens"
 
 
-def _own_values(method: str, steps: int | None) -> list[Any]:
-    """Ratio and period of a method that was chosen, and what it does."""
+def _own_values(method: str) -> list[Any]:
+    """Ratio and period of a method that was chosen."""
     config = named_config(method, {})
-    return [config.ratio, period_of(config), _in_words(method, config.ratio, period_of(config), steps)]
+    return [config.ratio, period_of(config)]
 
 
-def _in_words(method: str, ratio: float | None, period: int | None, steps: int | None) -> str:
-    try:
-        return escape(Choice.of(method, ratio, period).in_words(max(1, steps or 1)))
-    except UsageError as error:
-        return escape(str(error))
+def _describe_with(models: Models) -> Callable[..., Any]:
+    def describe(
+        model: str,
+        prompt: str,
+        seed: int | None,
+        steps: int | None,
+        guidance: float | None,
+        method: str,
+        ratio: float | None,
+        period: int | None,
+    ) -> tuple[str, str]:
+        """What the settings do, in words, and as code."""
+        try:
+            request, choice = request_of(prompt, seed, steps, guidance), Choice.of(method, ratio, period)
+            words = choice.in_words(request.steps)
+            return escape(words), as_code(model, str(models.device), models.dtype, request, choice)
+        except UsageError as error:
+            return escape(str(error)), f"# {error}"
+
+    return describe
 
 
 def _tune_tab(searches: Searches, model: Any) -> None:
@@ -187,19 +235,16 @@ def _tune_tab(searches: Searches, model: Any) -> None:
                     info="Empty: those of the budget, which take many minutes on a CPU.",
                     elem_id="methods",
                 )
-            run = gr.Button("Search", variant="primary", elem_id="tune")
-            stop = gr.Button("Stop", elem_id="stop")
+            with gr.Row():
+                run = gr.Button("Search", variant="primary", min_width=80, scale=3, elem_id="tune")
+                stop = gr.Button("Stop", min_width=80, elem_id="stop")
         with gr.Column(scale=3, min_width=300):
-            answer = gr.HTML(
-                '<p class="empty">A search measures many settings on this machine. It shows how far it is here. A '
-                "search that is stopped goes on where it was.</p>",
-                min_height=160,
-                elem_id="answer",
-            )
+            gr.HTML(f'<p class="empty">{ABOUT_SEARCHES}</p>')
+            answer = gr.HTML(min_height=120, elem_id="answer")
             files = gr.File(label="tuned.json, and the whole search as a page", visible=False, elem_id="files")
             code = gr.Code(language="python", interactive=False, label="Use it", visible=False, wrap_lines=True)
 
-    stops: set[str] = set()
+    stops: dict[str, bool] = {}
     inputs = [model, want, limit, speed, num_steps, scale, prompts, budget, methods]
     run.click(_search_with(searches, stops), inputs, [answer, files, code], show_progress_on=[answer], **ONE_AT_A_TIME)
     stop.click(_stop_with(stops), None, None, **AT_ONCE)
@@ -209,8 +254,8 @@ def _tune_tab(searches: Searches, model: Any) -> None:
     model.change(models.usual, model, [num_steps, scale], **AT_ONCE)
 
 
-def _search_with(searches: Searches, stops: set[str]) -> Callable[..., Any]:
-    """A search reads in `stops` whether the user of its session has stopped it."""
+def _search_with(searches: Searches, stops: dict[str, bool]) -> Callable[..., Any]:
+    """While a search runs, `stops` holds its session, and whether its user has asked to stop it."""
 
     def search(
         model: str,
@@ -226,16 +271,19 @@ def _search_with(searches: Searches, stops: set[str]) -> Callable[..., Any]:
         progress: Any = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
         session = str(request.session_hash)
-        stops.discard(session)
+        stops[session] = False
 
         def report(what: str, share: float) -> None:
-            if session in stops:
-                raise StoppedError("stopped. The same search goes on where it was.")
+            if stops[session]:
+                raise StoppedError("the search was stopped. The same search goes on where it was.")
             progress(share, desc=what)
 
-        with messages():
-            wish = Wish(model, want, limit, speed_up, steps, guidance, prompts, budget, methods or "")
-            folder, outcome = searches.run(wish, report)
+        try:
+            with messages():
+                wish = Wish(model, want, limit, speed_up, steps, guidance, prompts, budget, methods or "")
+                folder, outcome = searches.run(wish, report)
+        finally:
+            del stops[session]
         return [
             html.answer(folder, outcome),
             gr.File([str(folder.tuned_path), str(folder.path / "tune.html")], visible=True),
@@ -245,10 +293,14 @@ def _search_with(searches: Searches, stops: set[str]) -> Callable[..., Any]:
     return search
 
 
-def _stop_with(stops: set[str]) -> Callable[..., None]:
+def _stop_with(stops: dict[str, bool]) -> Callable[..., None]:
     def stop(request: gr.Request) -> None:
-        stops.add(str(request.session_hash))
-        gr.Info("The search stops after the picture it is measuring.")
+        session = str(request.session_hash)
+        if session not in stops:
+            gr.Info("No search of yours is running.")
+            return
+        stops[session] = True
+        gr.Info("The search stops after the pictures that it is measuring.")
 
     return stop
 

@@ -64,7 +64,7 @@ def serve(models: Models, folder: Path, port: int, *, wait: bool = True) -> tupl
             ssr_mode=False,
             run_history=False,
             footer_links=[],
-            theme=gr.themes.Soft(primary_hue="orange", **FONTS),
+            theme=gr.themes.Default(primary_hue="orange", neutral_hue="slate", **FONTS),
             css=STYLE.read_text(encoding="utf-8"),
             allowed_paths=[str((folder / "tune").resolve())],
             app_kwargs={"middleware": [Middleware(BaseHTTPMiddleware, dispatch=add_policy)]},
