@@ -30,12 +30,14 @@ def playground(
     ),
 ) -> None:
     """Open a page on this machine: the original and an accelerated picture, their times and distance, and toma tune."""
-    from toma_diffusion.metrics import Weights
-    from toma_diffusion.playground.models import Models
-    from toma_diffusion.playground.server import keep_files_in, serve
+    from toma_diffusion.playground.own_folder import keep_files_in
 
     keep_files_in(output)
     import gradio  # noqa: F401 - if it is not installed, that is said before a model is loaded
+
+    from toma_diffusion.metrics import Weights
+    from toma_diffusion.playground.models import Models
+    from toma_diffusion.playground.server import serve
 
     models = Models(model, find_device(device), dtype or None, Weights(lpips=lpips_weights))
     models.pipe(model)  # a model that cannot be loaded is said now

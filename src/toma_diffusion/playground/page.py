@@ -34,6 +34,8 @@ ONE_AT_A_TIME: dict[str, Any] = {
 }
 """All that runs a model waits in one queue: two at once would disturb each other's times, and share one pipeline."""
 AT_ONCE: dict[str, Any] = {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
+WITH_A_MESSAGE: dict[str, Any] = {"concurrency_limit": None, "api_visibility": "private", "show_progress": "hidden"}
+"""Messages come through the queue alone. These do not wait in it."""
 MOST_MAPS = 6
 """Of every kind of block, evenly over the steps."""
 MESSAGE_SECONDS = 30
@@ -247,7 +249,7 @@ def _tune_tab(searches: Searches, model: Any) -> None:
     stops: dict[str, bool] = {}
     inputs = [model, want, limit, speed, num_steps, scale, prompts, budget, methods]
     run.click(_search_with(searches, stops), inputs, [answer, files, code], show_progress_on=[answer], **ONE_AT_A_TIME)
-    stop.click(_stop_with(stops), None, None, **AT_ONCE)
+    stop.click(_stop_with(stops), None, None, **WITH_A_MESSAGE)
     want.change(
         lambda now: [gr.Number(visible=now == each) for each in (LIMIT, SPEED)], want, [limit, speed], **AT_ONCE
     )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from toma_diffusion.errors import UsageError
-from toma_diffusion.files import check_writable
 from toma_diffusion.playground.comparison import Comparer
 from toma_diffusion.playground.models import Models
 from toma_diffusion.playground.search import Searches
@@ -26,15 +24,6 @@ FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "mon
 """Those of the machine: gradio's own come from a server."""
 
 
-def keep_files_in(folder: Path) -> None:
-    """Have gradio and matplotlib keep their files in a folder. Call it before they are imported."""
-    check_writable(folder / "gradio" / "picture.png")
-    os.environ["GRADIO_TEMP_DIR"] = str((folder / "gradio").resolve())
-    os.environ["MPLCONFIGDIR"] = str((folder / "matplotlib").resolve())
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    (folder / "matplotlib").mkdir(exist_ok=True)
-
-
 def serve(models: Models, folder: Path, port: int, *, wait: bool = True) -> tuple[Any, str]:
     """Serve the page until the process is interrupted, or return at once with `wait=False`.
 
@@ -43,7 +32,6 @@ def serve(models: Models, folder: Path, port: int, *, wait: bool = True) -> tupl
     """
     if port not in PORTS:
         raise UsageError(f"port {port} is not allowed: use one from {PORTS[0]} to {PORTS[-1]}.")
-    keep_files_in(folder)
     import gradio as gr
     from starlette.middleware import Middleware
     from starlette.middleware.base import BaseHTTPMiddleware
