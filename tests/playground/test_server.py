@@ -4,6 +4,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from dataclasses import replace
 
 import pytest
 import torch
@@ -134,10 +135,12 @@ class TestHandlers:
         found = Comparer(models).compare(
             MODEL, request_of("x", 0, 8, None), Choice("toma-stage"), lambda *_: None, again=False, maps=True
         )
-        frames = page.frames_of(found)
+        whole = replace(found.maps[0], targets=torch.arange(64), kind="left whole")
+        frames = page.frames_of(replace(found, maps=(*found.maps, whole)))
         titles = [title for _, title in frames]
         assert titles[0] == "level 0, from step 1: 64 → 32 tokens"
         assert titles[page.MOST_MAPS - 1].startswith("level 0, from step 8")
+        assert not any("left whole" in title for title in titles)
         assert all(picture.width > 300 for picture, _ in frames)
 
     def test_words_and_code_follow_the_controls(self, page, models):

@@ -74,10 +74,10 @@ def _compare_tab(comparer: Comparer, model: Any, page: Any) -> None:
         with gr.Column(scale=2, min_width=300):
             prompt, *numbers = _request_controls(models)
             method, ratio, period = _choice_controls()
-            about = gr.HTML(elem_classes="about")
             run = gr.Button("Generate and compare", variant="primary", elem_id="compare")
-            again = gr.Checkbox(False, label="Generate the original again, to time both now")
+            again = gr.Checkbox(False, label="Generate the original again, to time both now", elem_id="again")
             maps = gr.Checkbox(True, label="Show what merges into what (takes one more run, which is not timed)")
+            about = gr.HTML(elem_classes="about")
         with gr.Column(scale=3, min_width=300):
             pictures = gr.ImageSlider(
                 label="Original and accelerated",
@@ -175,10 +175,10 @@ def _compare_with(comparer: Comparer) -> Callable[..., Any]:
 
 def frames_of(comparison: Comparison) -> list[tuple[Any, str]]:
     """What merged into what over the steps: pictures with their titles."""
-    kinds = dict.fromkeys(each.kind for each in comparison.maps)
+    merged = [each for each in comparison.maps if not each.kept.all()]  # small grids may be left whole
     chosen: list[MergeMap] = []
-    for kind in kinds:
-        chosen += choose_evenly([each for each in comparison.maps if each.kind == kind], MOST_MAPS)
+    for kind in dict.fromkeys(each.kind for each in merged):
+        chosen += choose_evenly([each for each in merged if each.kind == kind], MOST_MAPS)
     return [(draw_merge_map(comparison.accelerated.image, each), _title(each)) for each in chosen]
 
 
