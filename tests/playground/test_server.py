@@ -17,6 +17,7 @@ from toma_diffusion.metrics import Weights
 from toma_diffusion.playground.comparison import Comparer
 from toma_diffusion.playground.models import Models
 from toma_diffusion.playground.own_folder import keep_files_in
+from toma_diffusion.playground.search import Searches
 from toma_diffusion.playground.server import POLICY, serve
 
 MODEL = str(pipeline_folder())
@@ -149,3 +150,10 @@ class TestHandlers:
         assert "reuse" in words
         assert 'apply_toma(pipe, "fast", period=3)' in code
         assert describe(MODEL, "", 0, 20, None, "fast", 0.0, 3)[1] == "# the prompt is empty: describe the picture."
+
+    def test_all_that_runs_a_model_waits_in_one_queue(self, page, models, tmp_path):
+        built = page.build_page(Comparer(models), Searches(models, tmp_path))
+        waiting = [each for each in built.fns.values() if each.concurrency_id == "model"]
+        assert {each.name for each in waiting} == {"compare", "search"}
+        assert {each.concurrency_limit for each in waiting} == {1}
+        assert not any(each.queue for each in built.fns.values() if each not in waiting and each.name != "stop")
