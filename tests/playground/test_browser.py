@@ -187,6 +187,20 @@ def test_a_second_user_waits(open_page):
     second.wait_for_selector("#figures .cards")
 
 
+def test_a_user_who_leaves_does_not_disturb_the_next(open_page):
+    """What runs cannot be interrupted: the next one waits for it, and finds the model as it was."""
+    first, second = open_page(), open_page()
+    first.fill("#steps input", str(LONG))
+    first.locator("#code", has_text=f"steps={LONG}").wait_for()
+    first.click("#compare")
+    first.get_by_text("accelerated -").wait_for()
+    first.close()
+    second.fill("#prompt textarea", "what was not asked before")
+    second.click("#compare")
+    second.wait_for_selector("#figures .cards, .toast-body")
+    assert second.locator(".toast-body").count() == 0
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_search(open_page, width):
     page = open_page(width)
