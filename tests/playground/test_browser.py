@@ -232,7 +232,8 @@ def test_a_search_is_stopped_by_its_own_user_alone(open_page):
     other.click("#stop")
     assert "No search of yours is running" in message(other)
     page.click("#stop")
-    page.locator(".toast-body", has_text="the search was stopped").wait_for()
+    page.locator(".toast-body", has_text="The search was stopped").wait_for()
+    assert page.get_by_text("Error", exact=True).count() == 0
 
 
 def test_it_asks_no_other_server_and_writes_nothing_outside_its_folder(open_page, home, address):

@@ -277,13 +277,16 @@ def _search_with(searches: Searches, stops: dict[str, bool]) -> Callable[..., An
 
         def report(what: str, share: float) -> None:
             if stops[session]:
-                raise StoppedError("the search was stopped. The same search goes on where it was.")
+                raise StoppedError("The search was stopped. The same search goes on where it was.")
             progress(share, desc=what)
 
         try:
             with messages():
                 wish = Wish(model, want, limit, speed_up, steps, guidance, prompts, budget, methods or "")
                 folder, outcome = searches.run(wish, report)
+        except StoppedError as stopped:
+            gr.Info(str(stopped), title="Stopped")
+            return [gr.skip()] * 3
         finally:
             del stops[session]
         return [

@@ -34,7 +34,7 @@ METRICS = ("psnr", "lpips")
 """Those that a search needs."""
 
 
-class StoppedError(UsageError):
+class StoppedError(Exception):
     """The user stopped the search."""
 
 
