@@ -1,11 +1,12 @@
 # make demo | make test need nothing installed but Python (3.10 or newer) and make: they set up .venv themselves.
 PYTHON ?= python3
 VENV := .venv
+CHROMIUM ?= chromium
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	--editable ./demo-model --editable
 
-.PHONY: demo test test-fast test-compat check format test-gpu bench docs dist clean
+.PHONY: demo test test-fast test-browser test-compat check format test-gpu bench docs dist clean
 
 # OMP_WAIT_POLICY: waiting threads sleep. If another process keeps one of two cores busy, spinning ones are ten times slower.
 demo: $(VENV)/installed-demo ## make images with the demo model, without merging and with it, and compare them
@@ -31,6 +32,9 @@ format: $(VENV)/installed-dev ## put the code into the form that check asks for
 
 test-compat: .venv-compat/installed ## the tests of the seam, with the oldest diffusers that pyproject.toml allows
 	.venv-compat/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not gpu" tests/adapters tests/hooks tests/reuse
+
+test-browser: $(VENV)/installed-dev ## the playground in a real browser; CHROMIUM=google-chrome for another one
+	TOMA_BROWSER=$(CHROMIUM) $(BIN)/python -m pytest tests/playground
 
 test-gpu: $(VENV)/installed-dev ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu

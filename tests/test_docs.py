@@ -33,7 +33,9 @@ HUB = {
 MODULES = [
     name
     for _, name, _ in pkgutil.walk_packages(toma_diffusion.__path__, "toma_diffusion.")
-    if not name.endswith("__main__") and ("triton_" not in name or find_spec("triton"))
+    if not name.endswith("__main__")
+    and ("triton_" not in name or find_spec("triton"))
+    and (name != "toma_diffusion.playground.page" or find_spec("gradio"))
 ]
 
 

@@ -8,6 +8,7 @@ from toma_diffusion.cli.env import env
 from toma_diffusion.cli.eval import evaluate_command
 from toma_diffusion.cli.explain import explain
 from toma_diffusion.cli.generate import generate
+from toma_diffusion.cli.playground import playground
 from toma_diffusion.cli.report import report
 from toma_diffusion.cli.tune import tune_command
 
@@ -25,4 +26,5 @@ app.command()(explain)
 app.command()(bench)
 app.command(name="eval")(evaluate_command)
 app.command(name="tune")(tune_command)
+app.command()(playground)
 app.command()(env)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 OPTIONAL_MODULES = (
     *("accelerate", "numpy", "PIL", "safetensors", "torchmetrics", "transformers"),  # the extra `metrics`
     *("jinja2", "matplotlib"),  # with numpy and PIL the extra `report`
+    "gradio",  # the extra `playground`
 )
 """Modules that come with one of the extras."""
 

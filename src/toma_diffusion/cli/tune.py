@@ -15,7 +15,6 @@ from toma_diffusion.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from toma_diffusion.metrics import MetricSet
     from toma_diffusion.tune.outcome import Outcome
 
 STEPS = 20
@@ -85,15 +84,13 @@ def tune_command(
     from toma_diffusion.experiments.parsing import Resolution, split_list
     from toma_diffusion.metrics import Weights, open_metrics
     from toma_diffusion.pipelines.checkpoints import fingerprint, load_pipeline, public_name, steps_and_guidance
-    from toma_diffusion.report.tune_page import write_tune_page
+    from toma_diffusion.report.tune_page import write_search
     from toma_diffusion.tune.budget import find_budget
     from toma_diffusion.tune.folder import TuneFolder
     from toma_diffusion.tune.goal import Goal
     from toma_diffusion.tune.plan import TunePlan
     from toma_diffusion.tune.prompts import built_in_prompts
     from toma_diffusion.tune.run import tune
-    from toma_diffusion.tune.setting import to_file
-    from toma_diffusion.tune.table import write_table
 
     find_budget(budget)
     if compile not in COMPILE:
@@ -128,7 +125,7 @@ def tune_command(
         budget=budget,
         compile=compile,
         methods=tuple(split_list(methods)),
-        lpips=_lpips_source(metrics),
+        lpips=metrics.source_of("lpips"),
     )
     with state.main_process_first():
         folder = TuneFolder.start(output, plan, gather_facts(where, commit))
@@ -143,19 +140,12 @@ def tune_command(
             outcome = tune(folder, pipe, metrics, goal, state, progress)
         if not state.is_main_process:
             return
-        outcome.write(folder)
-        write_table(folder, outcome)
-        to_file(folder, outcome).write(folder.tuned_path)
-        page = write_tune_page(folder)
+        page = write_search(folder, outcome)
     console.print(_table(outcome))
     for line in (outcome.sentence, f"Wrote {folder.tuned_path} and {page}."):
         console.print(line, highlight=False, soft_wrap=True)
     if not outcome.is_reached:
         raise typer.Exit(1)
-
-
-def _lpips_source(metrics: MetricSet) -> str:
-    return next((metric.source for metric in metrics.image if metric.name == "lpips"), "")
 
 
 def _table(outcome: Outcome) -> Table:

@@ -97,6 +97,24 @@ def plot_merge_maps(image: Image, maps: list[MergeMap], title: str, path: Path) 
     figure.savefig(path, dpi=130)
 
 
+def draw_merge_map(image: Image, found: MergeMap) -> Image:
+    """A figure of one map: the destinations in full colour; lines from tokens to them next to it."""
+    import numpy as np
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from PIL.Image import fromarray
+
+    figure = Figure(figsize=(8, 4 * image.height / image.width), layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    for axis in (left, right):
+        axis.set_axis_off()
+    left.imshow(_faded(image, found).numpy(), interpolation="nearest")
+    _plot_lines(right, image, found)
+    canvas.draw()
+    return fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+
+
 def _faded(image: Image, found: MergeMap) -> Tensor:
     colors = shrink(image, found.grid)
     weight = torch.where(found.kept, 1.0, _FADED).reshape(found.grid.height, found.grid.width, 1)

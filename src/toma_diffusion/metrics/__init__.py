@@ -57,6 +57,10 @@ class MetricSet:
     missing: list[str] = field(default_factory=list)
     """One sentence for each requested metric that is not available."""
 
+    def source_of(self, name: str) -> str:
+        """Name and hash of the weights of a metric of images. Empty if it has none, or is not available."""
+        return next((metric.source for metric in self.image if metric.name == name), "")
+
 
 def open_metrics(names: Iterable[str], weights: Weights, device: torch.device) -> MetricSet:
     """Load the metrics. One that cannot be loaded is listed in `missing`."""

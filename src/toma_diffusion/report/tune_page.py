@@ -13,8 +13,8 @@ from toma_diffusion.tune.folder import TuneFolder
 from toma_diffusion.tune.goal import LEAST_GAIN
 from toma_diffusion.tune.measure import ORIGINAL
 from toma_diffusion.tune.outcome import Outcome, Result
-from toma_diffusion.tune.setting import in_sentences
-from toma_diffusion.tune.table import state_of
+from toma_diffusion.tune.setting import in_sentences, to_file
+from toma_diffusion.tune.table import state_of, write_table
 from toma_diffusion.tuned import FEWER_STEPS, Tuned
 
 PAGE = "tune.html"
@@ -31,6 +31,15 @@ class Line:
     lpips: str
     psnr: str
     state: str
+
+
+def write_search(folder: TuneFolder, outcome: Outcome) -> Path:
+    """Write the answer of a search in all its forms: answer.json, table.csv, tuned.json and the page, whose path is
+    returned."""
+    outcome.write(folder)
+    write_table(folder, outcome)
+    to_file(folder, outcome).write(folder.tuned_path)
+    return write_tune_page(folder)
 
 
 def write_tune_page(folder: TuneFolder) -> Path:

@@ -1,0 +1,93 @@
+"""What a user chooses on the page: a method with two of its settings, and the picture to generate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from toma_diffusion.config import Config
+from toma_diffusion.config.checks import check_integer, check_number
+from toma_diffusion.errors import UsageError
+from toma_diffusion.evaluation.plan import Variant
+from toma_diffusion.methods import named_config
+from toma_diffusion.pipelines.generation import ImageRequest
+from toma_diffusion.tune.setting import in_sentences
+
+MOST_STEPS = 200
+"""A picture of more would keep the machine busy for long, and others on the page waiting."""
+NEVER = 1
+"""The period of a method that computes every step."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A preset or another method, and what is changed in it."""
+
+    method: str
+    ratio: float | None = None
+    """Fraction of the tokens to remove. None: that of the method."""
+    period: int | None = None
+    """One of so many steps is computed, the others reuse; 1: all are computed. None: that of the method."""
+
+    @classmethod
+    def of(cls, method: str, ratio: float | None, period: int | None) -> Choice:
+        """From the controls of the page, which always show a value: one that the method has anyway is not a change."""
+        own = named_config(method, {})
+        if ratio is None or period is None:
+            raise UsageError("the ratio or the reuse period is empty: give a number, or choose the method again.")
+        changed_ratio = None if ratio == own.ratio else ratio
+        return cls(method, changed_ratio, None if period == period_of(own) else period)
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The arguments of `apply_toma` after the name of the method."""
+        changes: dict[str, Any] = {} if self.ratio is None else {"ratio": self.ratio}
+        if self.period == NEVER:
+            return changes | {"reuse": None}
+        return changes if self.period is None else changes | {"period": self.period}
+
+    @property
+    def config(self) -> Config:
+        """Its settings, without the defaults of a model family. Raises `UsageError` if one is wrong."""
+        config = named_config(self.method, self.overrides)
+        if config.ratio == 0 and config.reuse is None:
+            raise UsageError("a ratio of 0 and a reuse period of 1 change nothing: raise one of them.")
+        return config
+
+    def unused(self, steps: int) -> list[str]:
+        """What was changed and has no effect in a generation of so many steps."""
+        config, found = self.config, list[str]()
+        if self.ratio and config.max_steps is not None and steps > config.max_steps:
+            found.append(
+                f"The ratio has no effect: {self.method} merges tokens only in generations of {config.max_steps} steps "
+                "or fewer. Try toma-stage or toma-late."
+            )
+        if self.period not in (None, NEVER) and config.reuse is not None and steps < config.reuse.min_steps:
+            found.append(
+                f"The reuse period has no effect: {self.method} reuses only in generations of "
+                f"{config.reuse.min_steps} steps or more."
+            )
+        return found
+
+    def in_words(self, steps: int) -> str:
+        """What it does, in sentences."""
+        return " ".join(in_sentences(Variant(self.method, self.config), steps))
+
+
+def period_of(config: Config) -> int:
+    """The reuse period, as the page shows it."""
+    return NEVER if config.reuse is None else config.reuse.period
+
+
+def request_of(prompt: str | None, seed: float | None, steps: float | None, guidance: float | None) -> ImageRequest:
+    """The picture to generate, from fields that may be empty."""
+    if not prompt or not prompt.strip():
+        raise UsageError("the prompt is empty: describe the picture.")
+    if seed is None or steps is None:
+        raise UsageError(f"the {'seed' if seed is None else 'number of steps'} is empty: give a whole number.")
+    count = check_integer("steps", steps, minimum=1)
+    if count > MOST_STEPS:
+        raise UsageError(f"steps={count} is not allowed on this page: it must be {MOST_STEPS} or less.")
+    if guidance is not None:
+        guidance = check_number("guidance", guidance, "from 0 to 100", lambda scale: 0 <= scale <= 100)
+    return ImageRequest(prompt.strip(), check_integer("seed", seed), count, guidance)
