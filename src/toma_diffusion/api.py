@@ -78,6 +78,17 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | Path | None 
         return _build(model, adapter, tuned.applicable(), pipeline, only_steps=tuned.steps_left)
     if config_or_preset is None and pipeline is not None:
         config_or_preset = DEFAULT_PRESET
+    return apply_with(adapter, model, config_or_preset, overrides, pipeline)
+
+
+def apply_with(
+    adapter: Adapter,
+    model: nn.Module,
+    config_or_preset: Config | str | None,
+    overrides: Mapping[str, Any],
+    pipeline: Any = None,
+) -> ToMAHandle:
+    """What `apply_toma` does with a model whose adapter is known: for programs with models of their own."""
     defaults = adapter.defaults(model)
     config = resolve_config(config_or_preset, overrides, defaults)
     used = defaults_that_count(config_or_preset, overrides, defaults)

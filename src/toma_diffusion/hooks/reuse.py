@@ -46,12 +46,14 @@ class PassOn:
 
     stream: int | None = None
     """Which of two outputs is the image stream, the other is text; None if the block returns one tensor."""
+    text: str = TEXT
+    """The argument that is the text."""
 
     def __call__(self, module: nn.Module, given: Given) -> Any:
         """The tokens."""
         if self.stream is None:
             return given.tokens
-        text = given[TEXT]
+        text = given[self.text]
         return (given.tokens, text) if self.stream == 0 else (text, given.tokens)
 
 
