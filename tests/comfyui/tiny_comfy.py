@@ -174,7 +174,7 @@ FAMILIES = {
     "sd15": Family(sd15, (4, 16, 16), 256),
     "sdxl": Family(sdxl, (4, 16, 16), 64, WIDTH),
     "flux": Family(flux, (16, 16, 16), 64, WIDTH),
-    "flux2": Family(flux2, (128, 8, 8), 64),
+    "flux2": Family(flux2, (128, 8, 8), 64, WIDTH),
     "qwen-image": Family(qwen_image, (16, 1, 16, 16), 64),
     "wan": Family(wan, (16, 3, 8, 8), 48),
 }

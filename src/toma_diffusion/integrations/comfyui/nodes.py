@@ -96,6 +96,12 @@ def overrides_of(preset: str, ratio: float, start: float, end: float, reuse: str
         )
     if changes.keys() & {"ratio", "window"}:
         changes["max_steps"] = None  # who asks for merging gets it, whatever the number of steps
+    config = of_preset.changed(changes)
+    if not config.ratio and config.reuse is None:
+        raise UsageError(
+            f"preset={preset!r} with ratio={config.ratio:g} and reuse={reuse!r} would do nothing: set a ratio above 0, "
+            "or choose how many steps reuse, or bypass the node."
+        )
     return changes
 
 

@@ -11,7 +11,7 @@ ROUNDING = 1e-5
 """Samplers compute noise levels that are meant to be listed ones: closer than this, relatively, they are."""
 
 PassKey = tuple[tuple[Any, ...], int]
-"""The conditionings of a pass, and the how manieth with them it is in its step."""
+"""The conditionings of a pass, and how many passes of the same step had them before."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class StepTimes:
         self._began, self._kind = now, None
 
     def note(self, kind: str) -> None:
-        """A call of the step did this. What is rarest in a step names it: reused before merged before whole."""
+        """A call of the running step did this. If its calls did several things, it counts as reused before merged."""
         self._kind = kind if self._kind is None else max(self._kind, kind, key=KINDS.index)
 
     def end(self) -> None:

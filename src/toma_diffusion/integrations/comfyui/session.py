@@ -134,7 +134,7 @@ class ReadCall(Hook):
             return
         self._awaits_note = False
         state = root.state
-        merges = state.active and not state.merges_nothing
+        merges = state.active and any(not plan.is_identity for plan in state.current.values())
         self.times.note(REUSED if state.reusing else MERGED if merges else WHOLE)
 
 
