@@ -8,6 +8,8 @@ import torch
 
 WIDTH = 16
 """Channels of the text."""
+TEXT = 5
+"""Tokens of the text."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,13 @@ def wan_config() -> dict[str, Any]:
     }
 
 
+def vace() -> Any:
+    """A model that is not supported."""
+    from comfy import supported_models
+
+    return patcher_of(supported_models.WAN21_Vace(wan_config() | {"model_type": "vace", "vace_layers": 1, "vace_in_dim": 16}))
+
+
 WAN_TEXT = 4096
 FAMILIES = {
     "sd15": Family(sd15, (4, 16, 16), 256),
@@ -180,7 +189,7 @@ FAMILIES = {
 }
 
 
-def conditioning(family: str, seed: int, length: int = 5) -> list[list[Any]]:
+def conditioning(family: str, seed: int, length: int = TEXT) -> list[list[Any]]:
     """What a text encoder would return."""
     generator = torch.Generator().manual_seed(seed)
     text = torch.randn(1, length, WAN_TEXT if family == "wan" else WIDTH, generator=generator)
