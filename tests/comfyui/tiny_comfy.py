@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 WIDTH = 16
 """Channels of the text."""
@@ -25,20 +26,26 @@ class Family:
     pooled: int | None = None
 
 
-def patcher_of(config: Any) -> Any:
+def patcher_of(config: Any, dtype: torch.dtype = torch.float32) -> Any:
     """The model of a configuration of ComfyUI, with random weights."""
     from comfy.model_patcher import ModelPatcher
 
-    config.unet_config["dtype"] = torch.float32
+    config.unet_config["dtype"] = dtype
     with torch.inference_mode(False):
         model = config.get_model({}).eval()
-        generator = torch.Generator().manual_seed(0)
-        for name, weight in model.diffusion_model.named_parameters():
-            weight.requires_grad_(False)
-            is_scale = weight.ndim == 1 and name.endswith((".weight", ".scale"))
-            noise = torch.randn(weight.shape, generator=generator) * 0.25 / max(1, weight[0].numel()) ** 0.5
-            weight.copy_(noise + is_scale if weight.ndim < 2 else 4 * noise)
+        model.diffusion_model.to(dtype)
+        randomize(model.diffusion_model)
     return ModelPatcher(model, load_device=torch.device("cpu"), offload_device=torch.device("cpu"))
+
+
+def randomize(model: nn.Module, seed: int = 0) -> None:
+    """Give a model random weights; ComfyUI leaves them as they come."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(False)
+        is_scale = weight.ndim == 1 and name.endswith((".weight", ".scale"))
+        noise = torch.randn(weight.shape, generator=generator) / max(1, weight[0].numel()) ** 0.5
+        weight.copy_(0.25 * noise + is_scale if weight.ndim < 2 else noise)
 
 
 def sd15() -> Any:
@@ -78,9 +85,13 @@ def unet_config(**changes: Any) -> dict[str, Any]:
     return config | changes
 
 
-def flux(**changes: Any) -> Any:
+def flux() -> Any:
     from comfy import supported_models
 
+    return patcher_of(supported_models.Flux(flux_config()))
+
+
+def flux_config(**changes: Any) -> dict[str, Any]:
     config = {
         "image_model": "flux",
         "in_channels": 16,
@@ -99,7 +110,7 @@ def flux(**changes: Any) -> Any:
         "guidance_embed": True,
         "txt_ids_dims": [],
     }
-    return patcher_of(supported_models.Flux(config | changes))
+    return config | changes
 
 
 def flux2() -> Any:
@@ -176,6 +187,24 @@ def vace() -> Any:
     from comfy import supported_models
 
     return patcher_of(supported_models.WAN21_Vace(wan_config() | {"model_type": "vace", "vace_layers": 1, "vace_in_dim": 16}))
+
+
+def controlnet(family: str) -> Any:
+    """ComfyUI's own ControlNet for a family, with random weights."""
+    from comfy import ops
+    from comfy.cldm.cldm import ControlNet as ControlledUNet
+    from comfy.controlnet import ControlNet
+    from comfy.ldm.flux.controlnet import ControlNetFlux
+
+    settings = {"dtype": torch.float32, "operations": ops.disable_weight_init}
+    with torch.inference_mode(False):
+        if family == "flux":
+            network, extra = ControlNetFlux(**flux_config(depth=1, depth_single_blocks=1), **settings), ["y", "guidance"]
+        else:
+            config = unet_config(transformer_depth=[1, 1], adm_in_channels=None, num_heads=8, hint_channels=3)
+            network, extra = ControlledUNet(**config, **settings), ["y"]
+        randomize(network, seed=3)
+    return ControlNet(network.eval(), load_device=torch.device("cpu"), extra_conds=extra)
 
 
 WAN_TEXT = 4096

@@ -145,9 +145,10 @@ STAND_INS = {"Downsample": Zeros(0.5), "ResBlock": Zeros(), TRANSFORMER: PassOn(
 
 
 def _describe(module: Any, name: str, level: int) -> Block:
-    sites = [SiteSpec("attn1", frozenset({"attn"}), around("attn1"))]
+    is_patched = _gets_value if module.disable_self_attn else _gets_keys
+    sites = [SiteSpec("attn1", frozenset({"attn"}), around("attn1"), is_patched)]
     if module.attn2 is not None:
-        sites.append(SiteSpec("attn2", frozenset({"cross_attn"}), around("attn2")))
+        sites.append(SiteSpec("attn2", frozenset({"cross_attn"}), around("attn2"), _gets_value))
     sites.append(SiteSpec("ff", frozenset({"ff"}), around("ff")))
     return Block(
         name=name,
@@ -159,6 +160,16 @@ def _describe(module: Any, name: str, level: int) -> Block:
         normalize=_normalize,
         level=level,
     )
+
+
+def _gets_keys(given: Given) -> bool:
+    """Whether self-attention gets its keys from a patch of another node, which may also have changed the tokens."""
+    return given["context"] is not None
+
+
+def _gets_value(given: Given) -> bool:
+    """The same for attention to text: only patches pass values of their own."""
+    return given["value"] is not None
 
 
 def _normalize(module: Any, given: Given) -> Tensor:
