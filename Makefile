@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	--editable ./demo-model --editable
 
-.PHONY: demo test test-fast test-compat check format test-gpu bench clean
+.PHONY: demo test test-fast test-compat test-comfyui check format test-gpu bench clean
 
 # OMP_WAIT_POLICY: waiting threads sleep. If another process keeps one of two cores busy, spinning ones are ten times slower.
 demo: $(VENV)/installed-demo ## make images with the demo model, without merging and with it, and compare them
@@ -32,6 +32,9 @@ format: $(VENV)/installed-dev ## put the code into the form that check asks for
 test-compat: .venv-compat/installed ## the tests of the seam, with the oldest diffusers that pyproject.toml allows
 	.venv-compat/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not gpu" tests/adapters tests/hooks tests/reuse
 
+test-comfyui: .venv-comfyui/installed ## the ComfyUI nodes, with the ComfyUI in the folder COMFYUI=path
+	TOMA_COMFYUI="$(abspath $(COMFYUI))" .venv-comfyui/bin/python -m pytest tests/comfyui
+
 test-gpu: $(VENV)/installed-dev ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
@@ -41,7 +44,7 @@ bench: $(VENV)/installed-dev ## time the operators and denoisers on this machine
 	$(BIN)/toma bench --model flux --output benchmarks/results/local/denoiser.csv
 
 clean:
-	rm -rf $(VENV) .venv-compat demo dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-compat .venv-comfyui demo dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/installed-%: pyproject.toml demo-model/pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) ".[$*]"
@@ -51,6 +54,15 @@ $(VENV)/installed-%: pyproject.toml demo-model/pyproject.toml constraints.txt | 
 	$(PYTHON) -m venv .venv-compat
 	.venv-compat/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-compat.txt \
 		--editable . accelerate hypothesis peft pytest pytest-xdist transformers
+	@touch $@
+
+# What ComfyUI needs to start, less its web pages; torchvision and torchaudio too where the registry has them for this torch.
+.venv-comfyui/installed: pyproject.toml constraints.txt
+	@test -d "$(COMFYUI)/comfy" || { echo "usage: make test-comfyui COMFYUI=path (a checkout of ComfyUI)"; exit 1; }
+	$(PYTHON) -m venv .venv-comfyui
+	.venv-comfyui/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable . aiohttp alembic av einops hypothesis psutil pydantic pydantic-settings pytest pyyaml sentencepiece \
+		spandrel sqlalchemy torchsde transformers yarl scipy
 	@touch $@
 
 $(VENV)/bin/python:

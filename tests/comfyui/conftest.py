@@ -25,23 +25,7 @@ STAND_INS = {
 EXTENSION = Path(__file__).parents[2] / "integrations" / "comfyui"
 
 
-@pytest.fixture(scope="session")
-def comfyui() -> Path:
-    """The folder of ComfyUI, which can be imported from now on, on a CPU."""
-    folder = os.environ.get(VARIABLE)
-    if not folder:
-        pytest.skip(f"needs a checkout of ComfyUI: make test-comfyui COMFYUI=path ({VARIABLE} is not set)")
-    if not (Path(folder) / "comfy").is_dir():
-        pytest.fail(f"{VARIABLE}={folder} is not a checkout of ComfyUI: it has no folder comfy.")
-    for name, children in STAND_INS.items():
-        if importlib.util.find_spec(name.partition(".")[0]) is None or name in sys.modules:
-            _stand_in(name, children)
-    sys.path.insert(0, folder)
-    import comfy.cli_args
-
-    comfy.cli_args.args.cpu = True
-    logging.getLogger().setLevel(logging.WARNING)
-    return Path(folder)
+FOLDER = os.environ.get(VARIABLE)
 
 
 def _stand_in(name: str, children: tuple[str, ...]) -> None:
@@ -51,6 +35,28 @@ def _stand_in(name: str, children: tuple[str, ...]) -> None:
         setattr(module, child, sys.modules.setdefault(f"{name}.{child}", ModuleType(f"{name}.{child}")))
 
 
+if FOLDER and (Path(FOLDER) / "comfy").is_dir():
+    # Before any test is imported: our nodes look for ComfyUI when they are.
+    missing = [name for name in STAND_INS if importlib.util.find_spec(name.partition(".")[0]) is None]
+    for each in missing:
+        _stand_in(each, STAND_INS[each])
+    sys.path.insert(0, FOLDER)
+    import comfy.cli_args
+
+    comfy.cli_args.args.cpu = True
+
+
+@pytest.fixture(scope="session")
+def comfyui() -> Path:
+    """The folder of ComfyUI, which can be imported, on a CPU."""
+    if not FOLDER:
+        pytest.skip(f"needs a checkout of ComfyUI: make test-comfyui COMFYUI=path ({VARIABLE} is not set)")
+    if not (Path(FOLDER) / "comfy").is_dir():
+        pytest.fail(f"{VARIABLE}={FOLDER} is not a checkout of ComfyUI: it has no folder comfy.")
+    logging.getLogger().setLevel(logging.WARNING)
+    return Path(FOLDER)
+
+
 @pytest.fixture(scope="session")
 def loaded_nodes(comfyui):
     """ComfyUI's nodes with ours, which its own loader has found in the folder `integrations/comfyui`."""
@@ -58,6 +64,15 @@ def loaded_nodes(comfyui):
 
     assert asyncio.run(nodes.load_custom_node(str(EXTENSION)))
     return nodes.NODE_CLASS_MAPPINGS
+
+
+@pytest.fixture(scope="session")
+def models(loaded_nodes):
+    """One of every family. Tests leave them as they are."""
+    from tiny_comfy import FAMILIES
+
+    with torch.inference_mode():
+        return {name: family.make() for name, family in FAMILIES.items()}
 
 
 @pytest.fixture(autouse=True)

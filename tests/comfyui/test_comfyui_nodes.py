@@ -36,7 +36,10 @@ class TestSettings:
 
     def test_reuse(self):
         assert overrides_of("balanced", **UNSET | {"reuse": "off"}) == {"reuse": None}
-        assert PRESETS["toma-stage"].changed(overrides_of("toma-stage", **UNSET | {"reuse": "3 steps of 4"})).reuse.period == 4
+        assert (
+            PRESETS["toma-stage"].changed(overrides_of("toma-stage", **UNSET | {"reuse": "3 steps of 4"})).reuse.period
+            == 4
+        )
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -70,7 +73,8 @@ class TestOlderInterface:
         assert not v1_class(ACCELERATE).OUTPUT_NODE
 
     def test_names(self):
-        assert {"ToMAAccelerateModel": "ToMA: accelerate model", "ToMAReport": "ToMA: report"} == NODE_DISPLAY_NAME_MAPPINGS
+        names = {"ToMAAccelerateModel": "ToMA: accelerate model", "ToMAReport": "ToMA: report"}
+        assert names == NODE_DISPLAY_NAME_MAPPINGS
         assert all(each.tooltip for node in NODES for each in node.inputs)
 
 
@@ -96,7 +100,8 @@ class TestPlace:
 
     def test_one_batch_for_all_conditionings(self):
         both = [uuid4(), uuid4()]
-        assert self.places(*((level, both) for level in self.SCHEDULE[:-1].tolist())) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+        calls = [(level, both) for level in self.SCHEDULE[:-1].tolist()]
+        assert self.places(*calls) == [(0, 0), (1, 0), (2, 0), (3, 0)]
 
     def test_a_conditioning_keeps_its_number_in_whatever_order_it_comes(self):
         one, other = [uuid4()], [uuid4()]

@@ -5,80 +5,31 @@ import logging
 import pytest
 import torch
 from observe import bookkeeping, our_hooks, same_picture
-from tiny_comfy import FAMILIES, TEXT, WIDTH, conditioning, sample, vace
+from tiny_comfy import (
+    FAMILIES,
+    REUSE,
+    SCOPES,
+    TEXT,
+    WIDTH,
+    Lengths,
+    accelerated,
+    conditioning,
+    denoiser,
+    joint_text,
+    lengths_of,
+    sample,
+    vace,
+)
 
 from toma_diffusion import UsageError
 from toma_diffusion.integrations.comfyui import _comfy
 from toma_diffusion.integrations.comfyui.nodes import accelerate, report
 from toma_diffusion.integrations.comfyui.place import Place, PlaceReader
-from toma_diffusion.integrations.comfyui.session import Session
 
 pytestmark = pytest.mark.usefixtures("loaded_nodes")
 
-SCOPES = ("module", "block", "stage")
 STRIDED = {"selection": "strided", "select_every": 1, "reweigh_every": 1}
 """Destinations that do not depend on the last bit of anything."""
-REUSE = {"ratio": 0.0, "period": 2, "start": 0.0, "order": 0}
-
-
-@pytest.fixture(scope="module")
-def models(loaded_nodes):
-    """One of every family. Tests leave them as they are."""
-    with torch.inference_mode():
-        return {name: family.make() for name, family in FAMILIES.items()}
-
-
-def accelerated(model, **settings):
-    """A clone, as the node makes it, but with any settings."""
-    session = Session("toma-stage", {"skip_blocks": (), "region_tokens": 16, **settings})
-    session.check(model)
-    clone = model.clone()
-    _comfy.wrap_sampling(clone, session)
-    return clone
-
-
-def denoiser(model):
-    return model.model.diffusion_model
-
-
-class Lengths:
-    """The lengths of queries and keys, through ComfyUI's own way to override attention."""
-
-    def __init__(self, after=None):
-        self.seen = []
-        self.after = after
-        """Called with the number of calls after every call."""
-
-    def __call__(self, attention, *args, **kwargs):
-        self.seen.append((args[0].shape[-2], args[1].shape[-2]))
-        result = attention(*args, **kwargs)
-        if self.after is not None:
-            self.after(len(self.seen))
-        return result
-
-    def __deepcopy__(self, memo):
-        return self
-
-    def watch(self, model):
-        """A clone of which every attention is watched."""
-        clone = model.clone()
-        clone.model_options["transformer_options"]["optimized_attention_override"] = self
-        return clone
-
-    @property
-    def of_self_attention(self):
-        return [query for query, key in self.seen if query == key]
-
-
-def lengths_of(model, family, **changes):
-    lengths = Lengths()
-    sample(lengths.watch(model), family, **changes)
-    return lengths.of_self_attention
-
-
-def joint_text(family):
-    """Tokens of text in the sequences of self-attention."""
-    return {"flux": TEXT, "flux2": 512, "qwen-image": TEXT}.get(family, 0)  # ComfyUI pads the text of FLUX.2
 
 
 @pytest.mark.parametrize("family", FAMILIES)

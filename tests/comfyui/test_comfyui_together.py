@@ -1,13 +1,26 @@
-"""ToMA together with what else is done to ComfyUI's models: ControlNets, nodes that patch them, weights that are cast."""
+"""ToMA together with what else is done to ComfyUI's models: ControlNets, nodes that patch them, casting of weights."""
 
 import asyncio
 import logging
+from typing import ClassVar
 
 import pytest
 import torch
 from observe import bookkeeping
-from tiny_comfy import FAMILIES, conditioning, controlnet, flux_config, patcher_of, randomize, sample
-from test_comfyui_sampling import REUSE, SCOPES, Lengths, accelerated, denoiser, joint_text, lengths_of
+from tiny_comfy import (
+    FAMILIES,
+    REUSE,
+    SCOPES,
+    accelerated,
+    conditioning,
+    controlnet,
+    denoiser,
+    flux_config,
+    joint_text,
+    lengths_of,
+    patcher_of,
+    sample,
+)
 
 from toma_diffusion.integrations.comfyui.nodes import report
 
@@ -23,12 +36,6 @@ def extras(comfyui, loaded_nodes):
         path = str(comfyui / "comfy_extras" / f"{name}.py")
         assert asyncio.run(nodes.load_custom_node(path, module_parent="comfy_extras"))
     return loaded_nodes
-
-
-@pytest.fixture(scope="module")
-def models(loaded_nodes):
-    with torch.inference_mode():
-        return {name: family.make() for name, family in FAMILIES.items()}
 
 
 def run(nodes, name, model, **inputs):
@@ -99,7 +106,7 @@ class TestControlNet:
 class TestOtherNodes:
     """Nodes of ComfyUI that patch the model, before ours or after it."""
 
-    CASES = {
+    CASES: ClassVar = {
         "PerturbedAttentionGuidance": ("sd15", {"scale": 3.0}),
         "FreeU_V2": ("sd15", {"b1": 1.3, "b2": 1.4, "s1": 0.9, "s2": 0.2}),
         "PatchModelAddDownscale": (
@@ -186,7 +193,11 @@ class TestWeights:
     def test_offloaded_with_a_lora(self, models, family, settings):
         """Weights that stay where they are, and get their patches when they are used."""
         model = FAMILIES[family].make()
-        names = [name for name in model.model.state_dict() if name.endswith(("ff.net.2.weight", "mlp.0.weight", "ffn.0.weight"))]
+        names = [
+            name
+            for name in model.model.state_dict()
+            if name.endswith(("ff.net.2.weight", "mlp.0.weight", "ffn.0.weight"))
+        ]
         patches = {name: (torch.randn_like(model.model.state_dict()[name]),) for name in names}
         assert patches
         model.add_patches(patches, 0.05)

@@ -1,4 +1,4 @@
-"""Tiny models of ComfyUI with random weights: its own classes, inside its own ModelPatcher."""
+"""Tiny models of ComfyUI with random weights: its own classes, inside its own ModelPatcher; and ways to watch them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from toma_diffusion.integrations.comfyui import _comfy
+from toma_diffusion.integrations.comfyui.session import Session
+
 WIDTH = 16
 """Channels of the text."""
 TEXT = 5
 """Tokens of the text."""
+SCOPES = ("module", "block", "stage")
+REUSE = {"ratio": 0.0, "period": 2, "start": 0.0, "order": 0}
 
 
 @dataclass(frozen=True)
@@ -182,11 +187,16 @@ def wan_config() -> dict[str, Any]:
     }
 
 
+VACE = {"model_type": "vace", "vace_layers": 1, "vace_in_dim": 16}
+
+
 def vace() -> Any:
     """A model that is not supported."""
     from comfy import supported_models
 
-    return patcher_of(supported_models.WAN21_Vace(wan_config() | {"model_type": "vace", "vace_layers": 1, "vace_in_dim": 16}))
+    return patcher_of(
+        supported_models.WAN21_Vace(wan_config() | {"model_type": "vace", "vace_layers": 1, "vace_in_dim": 16})
+    )
 
 
 def controlnet(family: str) -> Any:
@@ -199,7 +209,10 @@ def controlnet(family: str) -> Any:
     settings = {"dtype": torch.float32, "operations": ops.disable_weight_init}
     with torch.inference_mode(False):
         if family == "flux":
-            network, extra = ControlNetFlux(**flux_config(depth=1, depth_single_blocks=1), **settings), ["y", "guidance"]
+            network, extra = (
+                ControlNetFlux(**flux_config(depth=1, depth_single_blocks=1), **settings),
+                ["y", "guidance"],
+            )
         else:
             config = unet_config(transformer_depth=[1, 1], adm_in_channels=None, num_heads=8, hint_channels=3)
             network, extra = ControlledUNet(**config, **settings), ["y"]
@@ -226,14 +239,16 @@ def conditioning(family: str, seed: int, length: int = TEXT) -> list[list[Any]]:
     return [[text, {} if pooled is None else {"pooled_output": torch.randn(1, pooled, generator=generator)}]]
 
 
-def sample(model: Any, family: str, *, steps: int = 4, batch: int = 1, cfg: float = 3.0, **changes: Any) -> torch.Tensor:
+def sample(
+    model: Any, family: str, *, steps: int = 4, batch: int = 1, cfg: float = 3.0, **changes: Any
+) -> torch.Tensor:
     """Latents that ComfyUI's KSampler makes."""
     import nodes
 
     arguments = {
         "seed": 1,
         "steps": steps,
-        "cfg": cfg,
+        "cfg": 3.0,
         "sampler_name": "euler",
         "scheduler": "normal",
         "positive": conditioning(family, 1),
@@ -241,3 +256,56 @@ def sample(model: Any, family: str, *, steps: int = 4, batch: int = 1, cfg: floa
         "latent_image": {"samples": torch.zeros(batch, *FAMILIES[family].latent)},
     }
     return nodes.KSampler().sample(model, **(arguments | changes))[0]["samples"]
+
+
+def accelerated(model, **settings):
+    """A clone, as the node makes it, but with any settings."""
+    session = Session("toma-stage", {"skip_blocks": (), "region_tokens": 16, **settings})
+    session.check(model)
+    clone = model.clone()
+    _comfy.wrap_sampling(clone, session)
+    return clone
+
+
+def denoiser(model):
+    return model.model.diffusion_model
+
+
+class Lengths:
+    """The lengths of queries and keys, through ComfyUI's own way to override attention."""
+
+    def __init__(self, after=None):
+        self.seen = []
+        self.after = after
+        """Called with the number of calls after every call."""
+
+    def __call__(self, attention, *args, **kwargs):
+        self.seen.append((args[0].shape[-2], args[1].shape[-2]))
+        result = attention(*args, **kwargs)
+        if self.after is not None:
+            self.after(len(self.seen))
+        return result
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def watch(self, model):
+        """A clone of which every attention is watched."""
+        clone = model.clone()
+        clone.model_options["transformer_options"]["optimized_attention_override"] = self
+        return clone
+
+    @property
+    def of_self_attention(self):
+        return [query for query, key in self.seen if query == key]
+
+
+def lengths_of(model, family, **changes):
+    lengths = Lengths()
+    sample(lengths.watch(model), family, **changes)
+    return lengths.of_self_attention
+
+
+def joint_text(family):
+    """Tokens of text in the sequences of self-attention."""
+    return {"flux": TEXT, "flux2": 512, "qwen-image": TEXT}.get(family, 0)  # ComfyUI pads the text of FLUX.2

@@ -119,9 +119,7 @@ class StepCounter:
             tick = self._note(sample, conditioning, self._given_num_steps, is_exact=True)
             if self._given_ordinal is None:
                 return tick
-            return replace(
-                tick, ordinal=self._given_ordinal, first_pass=self._given_ordinal, parts=self._given_parts
-            )
+            return replace(tick, ordinal=self._given_ordinal, first_pass=self._given_ordinal, parts=self._given_parts)
         running = found.pipeline if found is not None and self._given_num_steps is None else None
         scheduler = self._scheduler(running)
         timesteps = getattr(scheduler, "timesteps", None)

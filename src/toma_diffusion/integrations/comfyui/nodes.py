@@ -60,9 +60,7 @@ class Node:
     is_output_node: bool = False
 
 
-def accelerate(
-    model: Any, preset: str, ratio: float, start: float, end: float, reuse: str
-) -> tuple[Any, str]:
+def accelerate(model: Any, preset: str, ratio: float, start: float, end: float, reuse: str) -> tuple[Any, str]:
     """A clone of the model that samples faster. A model that is not supported is returned as it is."""
     session = Session(preset, overrides_of(preset, ratio, start, end, reuse))
     reason = reason_to_pass_through(model)
@@ -128,7 +126,7 @@ def _fraction(name: str, tooltip: str, most: float = 1.0) -> Field:
 ACCELERATE = Node(
     node_id="ToMAAccelerateModel",
     display_name="ToMA: accelerate model",
-    description="Makes a model sample faster, by reuse over time, by merging tokens, or by both. No training is needed.",
+    description="Makes a model sample faster, by reuse over time, by merging tokens, or by both. No training needed.",
     inputs=(
         Field("model", "MODEL", "The model. Put LoRAs and other patches before or after this node."),
         Field(
@@ -225,7 +223,7 @@ def v3_class(node: Node) -> type:
             is_output_node=node.is_output_node,
         )
 
-    def execute(cls: type, **inputs: Any) -> Any:
+    def execute(cls: type, /, **inputs: Any) -> Any:
         result, text = node.run(**inputs)
         return io.NodeOutput(result, ui=ui.PreviewText(text))
 

@@ -82,7 +82,7 @@ def num_steps(levels: list[float]) -> int:
 
 
 def step_of(level: float, levels: list[float]) -> int:
-    """The step that a noise level belongs to. A schedule that adds noise, to invert a picture, is read the other way."""
+    """The step that a noise level belongs to. A schedule that adds noise, to invert a picture, is read in reverse."""
     sign = 1 if levels[0] >= levels[-1] else -1
     slack = ROUNDING * abs(level)
     reached = [step for step in range(num_steps(levels)) if sign * (levels[step] - level) >= -slack]

@@ -57,7 +57,7 @@ class Session:
         adapter = _adapter_of(model)
         reader = ReadCall(self, adapter)
         reader.bind(model)
-        place = model.register_forward_pre_hook(reader, with_kwargs=True)  # type: ignore[arg-type]
+        place = model.register_forward_pre_hook(reader, with_kwargs=True)
         try:
             handle = apply_with(adapter, model, self.preset, self.overrides)
             reader.handle = handle
@@ -75,7 +75,7 @@ class Session:
 
 @dataclass(eq=False)
 class ReadCall(Hook):
-    """Forward pre-hook of the model, before all others: says which step and pass the call is, or has it run as it is."""
+    """Forward pre-hook of the model, before all others: sets the step and the pass, or has the call run as it is."""
 
     session: Session
     adapter: ComfyAdapter

@@ -40,7 +40,7 @@ class FluxAdapter(ComfyAdapter):
     supports = "Flux (Flux.1 dev, schnell, Fill, Kontext; FLUX.2)"
 
     def defaults(self, model: Any) -> dict[str, Any]:
-        """As in the paper: select in every step, leave the first quarter of the double and eighth of the single ones."""
+        """As in the paper: select in every step, leave the first 1/4 of the double and 1/8 of the single blocks."""
         return leave_first((len(model.double_blocks), 1 / 4), (len(model.single_blocks), 1 / 8))
 
     def blocks(self, model: Any) -> list[Block]:

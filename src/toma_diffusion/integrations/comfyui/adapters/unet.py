@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -140,7 +140,12 @@ class Zeros:
         return tokens.new_zeros(tokens.shape[0], module.out_channels, height, width)
 
 
-STAND_INS = {"Downsample": Zeros(0.5), "ResBlock": Zeros(), TRANSFORMER: PassOn(), "Upsample": Zeros(2.0)}
+STAND_INS: Mapping[str, Callable[[Any, Given], Tensor]] = {
+    "Downsample": Zeros(0.5),
+    "ResBlock": Zeros(),
+    TRANSFORMER: PassOn(),
+    "Upsample": Zeros(2.0),
+}
 """What each kind of layer returns if it does not run."""
 
 
