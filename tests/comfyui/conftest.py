@@ -26,6 +26,8 @@ EXTENSION = Path(__file__).parents[2] / "integrations" / "comfyui"
 
 
 FOLDER = os.environ.get(VARIABLE)
+if not FOLDER:  # test_comfyui_nodes.py says once that these are left out
+    collect_ignore = [f"test_comfyui_{name}.py" for name in ("graph", "math", "sampling", "together")]
 
 
 def _stand_in(name: str, children: tuple[str, ...]) -> None:

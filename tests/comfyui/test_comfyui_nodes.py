@@ -20,6 +20,11 @@ ROOT = Path(__file__).parents[2]
 UNSET = {"ratio": -1.0, "start": -1.0, "end": -1.0, "reuse": "as in the preset"}
 
 
+def test_with_comfyui(comfyui):
+    """All other files here need it. They are left out where there is none, and this one says so."""
+    assert (comfyui / "nodes.py").is_file()
+
+
 class TestSettings:
     @pytest.mark.parametrize("preset", PRESETS)
     def test_a_preset_alone_changes_nothing(self, preset):
