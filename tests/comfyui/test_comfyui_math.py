@@ -24,10 +24,10 @@ def copied(value):
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def first_call(patcher, family, **changes):
+def first_call(patcher, family):
     """The arguments of the first call of a model in a sampling."""
     model = patcher.model.diffusion_model
-    args, kwargs = inputs_of(model, lambda: sample(patcher, family, steps=1, **changes))[0]
+    args, kwargs = inputs_of(model, lambda: sample(patcher, family, steps=1))[0]
     return model, lambda: model(*args, **kwargs | {"transformer_options": {}})
 
 
@@ -90,6 +90,10 @@ def test_change_is_unmerged_not_the_result(family, scope):
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
 
+def tokens_of(module, args, kwargs):
+    return Given(parameter_names(module), args, kwargs).tokens.clone()
+
+
 def copied_output(output):
     return tuple(copied(each) for each in output) if isinstance(output, tuple) else copied(output)
 
@@ -136,27 +140,48 @@ def test_a_merged_token_has_the_position_of_its_destination(family, scope, monke
 class TestReferences:
     """Reference images come after the image in its stream. They stay whole."""
 
+    REFERENCE = 8 * 6
+    """Tokens of one of 16 × 12."""
+
+    def call(self, family, **changes):
+        """A model, and a call of it with a reference."""
+        patcher = FAMILIES[family].make()
+        model = patcher.model.diffusion_model
+        args, kwargs = inputs_of(model, lambda: sample(patcher, family, steps=1))[0]
+        reference = torch.randn(*args[0].shape[:-1], 12)
+        changes = {"transformer_options": changes, "ref_latents": [reference]}
+        return model, lambda: model(*args, **kwargs | changes)
+
     @pytest.mark.parametrize("family", ["flux", "qwen-image"])
     @pytest.mark.parametrize("scope", ["module", "block", "stage"])
     def test_lengths(self, family, scope):
-        patcher = FAMILIES[family].make()
-        reference = torch.randn(1, *FAMILIES[family].latent[:-1], 12)
-        patcher_model, plain = first_call(patcher, family)
-        del plain
-        args, kwargs = inputs_of(patcher_model, lambda: sample(patcher, family, steps=1))[0]
         lengths = []
 
         def override(attention, *args, **kwargs):
             lengths.append(args[0].shape[-2])
             return attention(*args, **kwargs)
 
-        options = {"transformer_options": {"optimized_attention_override": override}, "ref_latents": [reference]}
-        batch = args[0].shape[0]
-        options["ref_latents"] = [reference.expand(batch, *reference.shape[1:])]
-        with merged(patcher_model, scope=scope):
-            result = patcher_model(*args, **kwargs | options)
-        assert result.isfinite().all()
-        assert set(lengths) == {TEXT + 64 // 2 + 8 * 6}
+        model, call = self.call(family, optimized_attention_override=override)
+        with merged(model, scope=scope):
+            assert call().isfinite().all()
+        assert set(lengths) == {TEXT + 64 // 2 + self.REFERENCE}
+
+    @pytest.mark.parametrize("family", ["flux", "qwen-image"])
+    def test_only_the_image_is_merged(self, family):
+        model, call = self.call(family)
+        blocks = [block.module for block in find_comfy_adapter(model).blocks(model)]
+        before, after = [], []
+        for block in (blocks[0], blocks[-1]):
+            block.register_forward_pre_hook(lambda *seen: before.append(tokens_of(*seen)), with_kwargs=True)
+        with merged(model, scope="block"):
+            for block in (blocks[0], blocks[-1]):
+                block.register_forward_pre_hook(lambda *seen: after.append(tokens_of(*seen)), with_kwargs=True)
+            call()
+        for whole, reduced_tokens in zip(before, after, strict=True):
+            text = whole.shape[1] - 64 - self.REFERENCE  # in the last block of Flux it is in the same sequence
+            assert reduced_tokens.shape[1] == text + 32 + self.REFERENCE
+            assert torch.equal(reduced_tokens[:, -self.REFERENCE :], whole[:, -self.REFERENCE :])
+            assert torch.equal(reduced_tokens[:, :text], whole[:, :text])
 
     def test_references_with_a_time_of_their_own(self):
         """Whole blocks cannot be merged then, their modules can."""

@@ -275,10 +275,14 @@ class TestBatch:
     def test_odd_sizes(self, models, family):
         *rest, height, width = FAMILIES[family].latent
         odd = torch.zeros(1, *rest, height + 1, width - 1)
+        grids = {"sd15": ("17×15", "9×8"), "sdxl": ("9×8",), "flux2": ("9×7",), "wan": ("15×4",)}
         for scope in SCOPES:
-            result = sample(accelerated(models[family], ratio=0.5, scope=scope), family, latent_image={"samples": odd})
+            clone = accelerated(models[family], ratio=0.5, scope=scope)
+            result = sample(clone, family, latent_image={"samples": odd}, steps=1)
             assert result.shape == odd.shape
             assert result.isfinite().all()
+            found = {kind.grid for kind in _comfy.wrapper_of(clone).last.summary.kinds}
+            assert found == set(grids.get(family, ("9×8",)))
 
 
 class TestOtherModels:

@@ -126,7 +126,7 @@ class TestOtherNodes:
         "SkipLayerGuidanceDiT": (
             "qwen-image",
             {
-                "double_layers": "1",
+                "double_layers": "0, 2",  # the first and the last
                 "single_layers": "1",
                 "scale": 3.0,
                 "start_percent": 0.0,
@@ -163,6 +163,12 @@ class TestOtherNodes:
         sample(clone, "sd15")
         assert "nothing was merged: other nodes patch its blocks (attn1)" in report(clone, None)[0]
         assert "256 → 128" in report(clone, None)[0]
+
+    def test_a_pass_that_skips_blocks_is_not_reused(self, models, extras):
+        name = "SkipLayerGuidanceDiT"
+        clone = accelerated(run(extras, name, models["qwen-image"], **self.CASES[name][1]), **REUSE)
+        sample(clone, "qwen-image")
+        assert "a pass was not reused: other nodes replace blocks" in report(clone, None)[0]
 
     def test_a_resized_picture_is_left_alone(self, models, extras):
         name = "PatchModelAddDownscale"
