@@ -56,13 +56,12 @@ $(VENV)/installed-%: pyproject.toml demo-model/pyproject.toml constraints.txt | 
 		--editable . accelerate hypothesis peft pytest pytest-xdist transformers
 	@touch $@
 
-# What ComfyUI needs to start, less its web pages; torchvision and torchaudio too where the registry has them for this torch.
+# What the parts of ComfyUI need that these tests import. Without torchvision and torchaudio stand-ins are used.
 .venv-comfyui/installed: pyproject.toml constraints.txt
 	@test -d "$(COMFYUI)/comfy" || { echo "usage: make test-comfyui COMFYUI=path (a checkout of ComfyUI)"; exit 1; }
 	$(PYTHON) -m venv .venv-comfyui
 	.venv-comfyui/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable . aiohttp alembic av einops hypothesis psutil pydantic pydantic-settings pytest pyyaml sentencepiece \
-		spandrel sqlalchemy torchsde transformers yarl scipy
+		--editable . av einops hypothesis psutil pydantic-settings pytest pyyaml scipy torchsde transformers
 	@touch $@
 
 $(VENV)/bin/python:

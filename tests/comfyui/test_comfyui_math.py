@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from observe import inputs_of, state_of
-from tiny_comfy import FAMILIES, TEXT, flux, qwen_image, sample
+from tiny_comfy import FAMILIES, TEXT, flux, patcher_of, qwen_image, sample, wan_config
 
 from toma_diffusion.adapters import Given
 from toma_diffusion.api import apply_with
@@ -207,6 +207,23 @@ class TestReferences:
                 result = model(*args, **kwargs | {"transformer_options": {}, "time_dim_concat": frames})
                 assert state_of(model).plan_of("block").grid.num_tokens == 48
             assert result.shape == args[0].shape
+
+
+@pytest.mark.parametrize("scope", ["module", "block", "stage"])
+def test_wan_from_an_image(scope):
+    """It attends to the picture too, and gets it with the noise."""
+    from comfy import supported_models
+
+    config = wan_config() | {"model_type": "i2v", "in_dim": 36}
+    model, call = first_call(patcher_of(supported_models.WAN21_I2V(config)), "wan")
+    whole = call()
+    with merged(model, scope=scope):
+        result = call()
+        plan = state_of(model).plan_of("block")
+    assert (plan.grid.num_tokens, plan.num_destinations) == (48, 24)
+    assert result.shape == whole.shape
+    assert not torch.equal(result, whole)
+    assert torch.equal(call(), whole)
 
 
 def test_frames_with_a_time_of_their_own():

@@ -1,6 +1,7 @@
 """ComfyUI's own KSampler on tiny models of its own, with ToMA on one of two clones."""
 
 import logging
+import sys
 
 import pytest
 import torch
@@ -283,6 +284,15 @@ class TestBatch:
             assert result.isfinite().all()
             found = {kind.grid for kind in _comfy.wrapper_of(clone).last.summary.kinds}
             assert found == set(grids.get(family, ("9×8",)))
+
+
+def test_diffusers_is_not_used(models, monkeypatch):
+    """Who has ComfyUI need not have it."""
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    for settings in ({"ratio": 0.5}, REUSE):
+        clone = accelerated(models["flux"], **settings)
+        sample(clone, "flux")
+        assert "steps: " in report(clone, None)[0]
 
 
 class TestOtherModels:
