@@ -313,6 +313,14 @@ class TestOtherModels:
         set_torch_compile_wrapper(model, backend="eager")
         assert accelerate(model, "balanced", -1.0, -1.0, -1.0, "as in the preset")[0] is model
 
+    def test_single_compiled_blocks(self, models):
+        """As other nodes put them in."""
+        model = models["flux"].clone()
+        model.add_object_patch("diffusion_model.double_blocks.0", torch.compile(denoiser(model).double_blocks[0]))
+        result, shown = accelerate(model, "balanced", -1.0, -1.0, -1.0, "as in the preset")
+        assert result is model
+        assert "torch.compile" in shown
+
     def test_compiled_later(self, models):
         """The node is before that of torch.compile: it is said when the clone samples."""
         from comfy.patcher_extension import WrappersMP

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import nn
@@ -22,15 +23,15 @@ def denoiser_of(patcher: Any) -> nn.Module:
 
 def is_compiled(patcher: Any) -> bool:
     """Whether nodes have this clone compiled with `torch.compile`."""
-    wrappers = getattr(patcher, "wrappers", {})
-    by_wrapper = any(COMPILED in each for each in wrappers.values())
-    return by_wrapper or hasattr(denoiser_of(patcher), "_orig_mod")
+    by_wrapper = any(COMPILED in each for each in getattr(patcher, "wrappers", {}).values())
+    replaced = [denoiser_of(patcher), *patcher.object_patches.values()]  # the whole model, or single blocks of it
+    return by_wrapper or any(hasattr(each, "_orig_mod") for each in replaced)
 
 
 def wrap_sampling(patcher: Any, wrapper: Any) -> None:
     """Call `wrapper` around every sampling with this clone, in the place of an earlier one of ours."""
     if not hasattr(patcher, "add_wrapper_with_key"):
-        raise UsageError("this version of ComfyUI has no wrappers of sampling: update it to 0.3.10 or newer.")
+        raise UsageError("this version of ComfyUI has no wrappers of sampling, which ToMA needs: update ComfyUI.")
     place = _outer_sample()
     patcher.remove_wrappers_with_key(place, KEY)
     patcher.add_wrapper_with_key(place, KEY, wrapper)
@@ -46,6 +47,13 @@ def wrapper_in(options: Any) -> Any:
     """Our wrapper of the clone that makes a call, from its `transformer_options`; None if that clone has none."""
     found = options.get("wrappers", {}).get(_outer_sample(), {}).get(KEY, [])
     return found[0] if found else None
+
+
+def show(text: str, node_id: str | None) -> None:
+    """Show a text on a node, if ComfyUI's server is running and can."""
+    server: Any = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
+    if node_id is not None and hasattr(server, "send_progress_text"):
+        server.send_progress_text(text, node_id)
 
 
 def _outer_sample() -> str:

@@ -171,10 +171,12 @@ def v1_class(node: Node) -> type:
     """The node for ComfyUI's older interface."""
 
     def input_types(cls: type) -> dict[str, Any]:
-        return {"required": {each.name: _v1_input(each) for each in node.inputs}}
+        required = {each.name: _v1_input(each) for each in node.inputs}
+        return {"required": required, "hidden": {"unique_id": "UNIQUE_ID"}}
 
-    def run(self: Any, **inputs: Any) -> dict[str, Any]:
+    def run(self: Any, unique_id: str | None = None, **inputs: Any) -> dict[str, Any]:
         result, text = node.run(**inputs)
+        _comfy.show(text, unique_id)
         return {"ui": {"text": (text,)}, "result": (result,)}
 
     return type(
@@ -220,11 +222,13 @@ def v3_class(node: Node) -> type:
                 for each in node.inputs
             ],
             outputs=[types[node.output].Output(display_name=node.output_name)],
+            hidden=[io.Hidden.unique_id],
             is_output_node=node.is_output_node,
         )
 
-    def execute(cls: type, /, **inputs: Any) -> Any:
+    def execute(cls: Any, /, **inputs: Any) -> Any:
         result, text = node.run(**inputs)
+        _comfy.show(text, cls.hidden.unique_id)
         return io.NodeOutput(result, ui=ui.PreviewText(text))
 
     members = {"define_schema": classmethod(define_schema), "execute": classmethod(execute)}
