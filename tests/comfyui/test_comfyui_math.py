@@ -209,6 +209,27 @@ class TestReferences:
             assert result.shape == args[0].shape
 
 
+def test_residuals_of_a_controlnet_for_qwen_image():
+    """They are added after every block: a run of blocks is then merged block by block."""
+    patcher = FAMILIES["qwen-image"].make()
+    model = patcher.model.diffusion_model
+    args, kwargs = inputs_of(model, lambda: sample(patcher, "qwen-image", steps=1))[0]
+    residuals = [torch.randn(args[0].shape[0], 64, 32) for _ in model.transformer_blocks]
+
+    def call():
+        return model(*args, **kwargs | {"transformer_options": {}, "control": {"input": residuals}})
+
+    whole, results = call(), {}
+    assert not torch.equal(whole, model(*args, **kwargs | {"transformer_options": {}}))
+    for scope in ("block", "stage"):
+        with merged(model, scope=scope):
+            results[scope] = call()
+            assert any("block by block" in note for note in state_of(model).notes) == (scope == "stage")
+    assert torch.equal(results["block"], results["stage"])
+    assert not torch.equal(results["block"], whole)
+    assert torch.equal(call(), whole)
+
+
 @pytest.mark.parametrize("scope", ["module", "block", "stage"])
 def test_wan_from_an_image(scope):
     """It attends to the picture too, and gets it with the noise."""

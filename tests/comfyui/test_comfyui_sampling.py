@@ -170,6 +170,29 @@ class TestSteps:
         whole = sample(models["flux"], "flux", negative=negative)
         assert 0 < (reused - whole).abs().mean() < whole.abs().mean()
 
+    def test_a_guider_with_three_conditionings(self, models, places):
+        """ComfyUI's own guider for two prompts and a negative one."""
+        from comfy.samplers import sampler_object
+        from comfy_extras.nodes_custom_sampler import Guider_DualCFG
+
+        guider = Guider_DualCFG(accelerated(models["flux"], ratio=0.5))
+        guider.set_conds(*(conditioning("flux", seed) for seed in (1, 2, 3)))
+        guider.set_cfg(3.0, 2.0)
+        noise = torch.randn(1, *FAMILIES["flux"].latent)
+        levels = torch.tensor([1.0, 0.5, 0.0])
+        assert guider.sample(noise, torch.zeros_like(noise), sampler_object("euler"), levels, seed=1).isfinite().all()
+        assert [(place.step, place.ordinal, place.parts) for place in places] == [(0, 0, 3), (1, 0, 3)]
+
+    def test_a_schedule_that_adds_noise(self, models, places):
+        from comfy.samplers import CFGGuider, sampler_object
+
+        guider = CFGGuider(accelerated(models["flux"], ratio=0.5))
+        guider.set_conds(conditioning("flux", 1), conditioning("flux", 2))
+        picture = torch.randn(1, *FAMILIES["flux"].latent)
+        levels = torch.tensor([0.1, 0.4, 0.7, 1.0])
+        guider.sample(torch.zeros_like(picture), picture, sampler_object("euler"), levels, seed=1)
+        assert [(place.step, place.num_steps) for place in places] == [(0, 3), (1, 3), (2, 3)]
+
     def test_several_conditionings(self, models, places):
         """Two prompts for two halves of the picture, and a negative one: three passes, or fewer, in every step."""
         left, right = (conditioning("sd15", seed) for seed in (1, 3))
