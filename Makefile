@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	--editable ./demo-model --editable
 
-.PHONY: demo test test-fast test-browser test-compat check format test-gpu bench docs dist clean
+.PHONY: demo test test-fast test-browser test-comfyui test-compat check format test-gpu bench docs dist clean
 
 # OMP_WAIT_POLICY: waiting threads sleep. If another process keeps one of two cores busy, spinning ones are ten times slower.
 demo: $(VENV)/installed-demo ## make images with the demo model, without merging and with it, and compare them
@@ -36,6 +36,9 @@ test-compat: .venv-compat/installed ## the tests of the seam, with the oldest di
 test-browser: $(VENV)/installed-dev ## the playground in a real browser; CHROMIUM=google-chrome for another one
 	TOMA_BROWSER=$(CHROMIUM) $(BIN)/python -m pytest tests/playground
 
+test-comfyui: .venv-comfyui/installed ## the ComfyUI nodes, with the ComfyUI in the folder COMFYUI=path
+	TOMA_COMFYUI="$(abspath $(COMFYUI))" .venv-comfyui/bin/python -m pytest tests/comfyui
+
 test-gpu: $(VENV)/installed-dev ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
@@ -53,7 +56,7 @@ dist: $(VENV)/installed-release ## wheels and source archives of both distributi
 	$(BIN)/twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) .venv-compat demo dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-compat .venv-comfyui demo dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/installed-%: pyproject.toml demo-model/pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) ".[$*]"
@@ -63,6 +66,14 @@ $(VENV)/installed-%: pyproject.toml demo-model/pyproject.toml constraints.txt | 
 	$(PYTHON) -m venv .venv-compat
 	.venv-compat/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-compat.txt \
 		--editable . accelerate hypothesis peft pytest pytest-xdist transformers
+	@touch $@
+
+# What the parts of ComfyUI need that these tests import. Without torchvision and torchaudio stand-ins are used.
+.venv-comfyui/installed: pyproject.toml constraints.txt
+	@test -d "$(COMFYUI)/comfy" || { echo "usage: make test-comfyui COMFYUI=path (a checkout of ComfyUI)"; exit 1; }
+	$(PYTHON) -m venv .venv-comfyui
+	.venv-comfyui/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable . av einops hypothesis psutil pydantic-settings pytest pyyaml scipy torchsde transformers
 	@touch $@
 
 $(VENV)/bin/python:

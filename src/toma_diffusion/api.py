@@ -96,6 +96,24 @@ def _accelerate(
         return _build(model, adapter, tuned.applicable(), steps, only_steps=tuned.steps_left)
     if config_or_preset is None and pipeline is not None:
         config_or_preset = DEFAULT_PRESET
+    return _resolve(adapter, model, steps, config_or_preset, overrides)
+
+
+def apply_with(
+    adapter: Adapter, model: nn.Module, config_or_preset: Config | str | None, overrides: Mapping[str, Any]
+) -> ToMAHandle:
+    """What `apply_toma` does with a model whose adapter is known: for programs with models of their own."""
+    return install({model: _resolve(adapter, model, StepCounter(), config_or_preset, overrides)})
+
+
+def _resolve(
+    adapter: Adapter,
+    model: nn.Module,
+    steps: StepCounter,
+    config_or_preset: Config | str | None,
+    overrides: Mapping[str, Any],
+) -> RootHook:
+    """Fill the settings in with the defaults of the model family."""
     defaults = adapter.defaults(model)
     config = resolve_config(config_or_preset, overrides, defaults)
     used = defaults_that_count(config_or_preset, overrides, defaults)

@@ -126,6 +126,45 @@ class TestGiven:
             counter.set_step(value)
 
 
+class TestGivenPasses:
+    """A program that knows which pass a call is says so."""
+
+    def test_in_whatever_order_they_come(self):
+        counter = StepCounter()
+        counter.begin(2)
+        ticks = []
+        for step, ordinal in ((0, 1), (0, 0), (1, 0), (1, 1)):
+            counter.set_step(step, ordinal)
+            ticks.append(read(counter, latent()))
+        assert places(ticks) == [(0, 1), (0, 0), (1, 0), (1, 1)]
+        assert [tick.first_pass for tick in ticks] == [1, 0, 0, 1]
+        assert [tick.begins for tick in ticks] == [True, False, False, False]
+
+    def test_parts(self):
+        counter = StepCounter()
+        counter.set_step(0, 0, parts=2)
+        assert read(counter, latent(2)).parts == 2
+        counter.set_step(1)
+        assert read(counter, latent(2)).parts == 1
+
+    def test_going_back_or_beginning_anew(self):
+        counter = StepCounter()
+        begins = []
+        for step in (0, 1, 0, 0):
+            counter.set_step(step, 0)
+            begins.append(read(counter, latent()).begins)
+        counter.begin(2)
+        counter.set_step(0, 0)
+        assert [*begins, read(counter, latent()).begins] == [True, False, True, False, True]
+
+    def test_without_a_pass_step_0_always_begins(self):
+        counter = StepCounter()
+        counter.set_step(0, 0)
+        read(counter, latent())
+        counter.set_step(0)
+        assert read(counter, latent()).begins
+
+
 class TestByTimestep:
     """The timestep is a view into the scheduler's: where it stands is known without reading it."""
 

@@ -57,6 +57,8 @@ class Block:
     """Which of the block's outputs is the image stream; None if it returns one tensor."""
     returns_text: bool = False
     """Whether the other of its two outputs is the text stream. The last block of a model may return none."""
+    text: str = TEXT
+    """The argument that is the text stream."""
     holds_text: bool = False
     """Whether text goes through it in one sequence with the image."""
     takes_other_keys: bool = False
@@ -156,11 +158,11 @@ def part_of(blocks: list[Block]) -> Part:
     holds_text = any(block.holds_text or block.returns_text for block in blocks)
     streams = [Stream(ImageShape(last.kind, last.width), last.stream, parameter_names(first.module)[0])]
     if last.returns_text and last.stream is not None:
-        streams.append(Stream(TextShape(last.width), 1 - last.stream, TEXT))
+        streams.append(Stream(TextShape(last.width), 1 - last.stream, first.text))
     return Part(
         name=first.run if len(blocks) > 1 else first.name,
         modules=tuple(block.module for block in blocks),
-        stand_ins=tuple(PassOn(block.stream) for block in blocks),
+        stand_ins=tuple(PassOn(block.stream, block.text) for block in blocks),
         streams=tuple(streams),
         holds_text=holds_text,
         writes_in_place=any(block.writes_in_place for block in blocks),

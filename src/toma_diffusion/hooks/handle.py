@@ -152,14 +152,20 @@ class ToMAHandle:
             root.state.steps.begin(num_steps)
             root.state.forget_choices()
 
-    def step(self, index: int) -> None:
+    def step(self, index: int, ordinal: int | None = None, parts: int = 1) -> None:
         """Set the step, counted from 0, that the following calls of the denoiser belong to.
 
         Several calls in one step are passes over it, such as the two halves of classifier-free guidance, or the tiles
         of a large image.
+
+        Args:
+            index: of the step.
+            ordinal: which pass over the step the next call is, if passes do not always come in the same order. Call
+                this before every pass then. What is kept from step to step is kept for every ordinal.
+            parts: of how many parts the batch of that pass consists that are the same pictures with other prompts.
         """
         for steps in {id(root.state.steps): root.state.steps for root in self._roots()}.values():
-            steps.set_step(index)
+            steps.set_step(index, ordinal, parts)
 
     def compile(self, mode: str = "graphs", **options: Any) -> str:
         """Compile the denoiser with its merging. The next generation compiles, which takes seconds to minutes.

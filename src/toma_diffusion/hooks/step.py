@@ -3,7 +3,7 @@ same picture. No value of a tensor is ever read.
 
 There are three sources. The first that is available counts:
 
-1. **The user**, who calls `handle.begin(num_steps)` and `handle.step(i)`.
+1. **The user**, who calls `handle.begin(num_steps)` and `handle.step(i)`, perhaps with the pass over the step.
 2. **The scheduler of the running pipeline.** This is the pipeline whose `__call__` is on Python's stack, or else the
    one that was passed to `apply_toma`. The position is known if the timestep of the call is a view into the
    scheduler's `timesteps` (its offset is the position), or if the scheduler counts by itself (`step_index`,
@@ -22,7 +22,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -78,6 +78,8 @@ class StepCounter:
         """Forget everything, also what the user has set: the next call begins a new generation."""
         self._given_num_steps: int | None = None
         self._given_step: int | None = None
+        self._given_ordinal: int | None = None
+        self._given_parts = 1
         self._restart()
 
     def begin(self, num_steps: int) -> None:
@@ -87,17 +89,22 @@ class StepCounter:
         self.reset()
         self._given_num_steps = num_steps
 
-    def set_step(self, step: int) -> None:
-        """The calls from now on belong to this step, from 0. Going back begins a new generation, and so does step 0."""
+    def set_step(self, step: int, ordinal: int | None = None, parts: int = 1) -> None:
+        """The calls from now on belong to this step, from 0. Going back begins a new generation, and so does step 0.
+
+        With `ordinal`, the next call is that pass over the step, of so many `parts`; then step 0 may be set again for
+        its other passes.
+        """
         most = self._given_num_steps
         if isinstance(step, bool) or not isinstance(step, int) or step < 0 or (most is not None and step >= most):
             allowed = "0 or more" if most is None else f"from 0 to {most - 1} after begin({most})"
             raise UsageError(f"step={step!r} is not allowed: it must be a whole number, {allowed}.")
-        if step == 0 or self._given_step is None or step < self._given_step:
+        repeats = ordinal is not None and step == self._given_step
+        if not repeats and (step == 0 or self._given_step is None or step < self._given_step):
             self._restart()
         elif step != self._given_step:
             self._passes.clear()
-        self._given_step = step
+        self._given_step, self._given_ordinal, self._given_parts = step, ordinal, parts
 
     def read(
         self,
@@ -112,7 +119,10 @@ class StepCounter:
         self._parts = 1 if found is None else found.parts(sample.shape[0] if batch is None else batch)
         if self._given_step is not None:
             self._step = self._given_step
-            return self._note(sample, conditioning, self._given_num_steps, is_exact=True)
+            tick = self._note(sample, conditioning, self._given_num_steps, is_exact=True)
+            if self._given_ordinal is None:
+                return tick
+            return replace(tick, ordinal=self._given_ordinal, first_pass=self._given_ordinal, parts=self._given_parts)
         running = found.pipeline if found is not None and self._given_num_steps is None else None
         scheduler = self._scheduler(running)
         timesteps = getattr(scheduler, "timesteps", None)

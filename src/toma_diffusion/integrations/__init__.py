@@ -1,0 +1,1 @@
+"""Other programs than diffusers that run diffusion models. None of them is imported with the package."""

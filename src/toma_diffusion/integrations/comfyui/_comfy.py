@@ -1,0 +1,63 @@
+"""What is used of ComfyUI. It is imported in functions only: without it this package can be read and tested."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import nn
+
+from toma_diffusion.errors import UsageError
+
+KEY = "toma_diffusion"
+"""Under which our wrapper is kept in a ModelPatcher."""
+COMPILED = "torch.compile"
+"""Under which ComfyUI keeps the wrapper of its node TorchCompileModel."""
+
+
+def denoiser_of(patcher: Any) -> nn.Module:
+    """The model inside a ModelPatcher, as this clone has it."""
+    model: nn.Module = patcher.get_model_object("diffusion_model")
+    return model
+
+
+def is_compiled(patcher: Any) -> bool:
+    """Whether nodes have this clone compiled with `torch.compile`."""
+    by_wrapper = any(COMPILED in each for each in getattr(patcher, "wrappers", {}).values())
+    replaced = [denoiser_of(patcher), *patcher.object_patches.values()]  # the whole model, or single blocks of it
+    return by_wrapper or any(hasattr(each, "_orig_mod") for each in replaced)
+
+
+def wrap_sampling(patcher: Any, wrapper: Any) -> None:
+    """Call `wrapper` around every sampling with this clone, in the place of an earlier one of ours."""
+    if not hasattr(patcher, "add_wrapper_with_key"):
+        raise UsageError("this version of ComfyUI has no wrappers of sampling, which ToMA needs: update ComfyUI.")
+    place = _outer_sample()
+    patcher.remove_wrappers_with_key(place, KEY)
+    patcher.add_wrapper_with_key(place, KEY, wrapper)
+
+
+def wrapper_of(patcher: Any) -> Any:
+    """Our wrapper of a clone, or None."""
+    found = getattr(patcher, "wrappers", {}).get(_outer_sample(), {}).get(KEY, [])
+    return found[0] if found else None
+
+
+def wrapper_in(options: Any) -> Any:
+    """Our wrapper of the clone that makes a call, from its `transformer_options`; None if that clone has none."""
+    found = options.get("wrappers", {}).get(_outer_sample(), {}).get(KEY, [])
+    return found[0] if found else None
+
+
+def show(text: str, node_id: str | None) -> None:
+    """Show a text on a node, if ComfyUI's server is running and can."""
+    server: Any = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
+    if node_id is not None and hasattr(server, "send_progress_text"):
+        server.send_progress_text(text, node_id)
+
+
+def _outer_sample() -> str:
+    from comfy.patcher_extension import WrappersMP
+
+    name: str = WrappersMP.OUTER_SAMPLE
+    return name

@@ -1,0 +1,26 @@
+"""The model families of ComfyUI that can be accelerated, one per file. ComfyUI itself is never imported here."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from toma_diffusion.integrations.comfyui.adapters.base import ComfyAdapter
+from toma_diffusion.integrations.comfyui.adapters.flux import FluxAdapter
+from toma_diffusion.integrations.comfyui.adapters.qwen_image import QwenImageAdapter
+from toma_diffusion.integrations.comfyui.adapters.unet import UNetAdapter
+from toma_diffusion.integrations.comfyui.adapters.wan import WanAdapter
+
+__all__ = ["ComfyAdapter", "find_comfy_adapter", "reason_to_refuse"]
+
+_ADAPTERS: tuple[type[ComfyAdapter], ...] = (UNetAdapter, FluxAdapter, QwenImageAdapter, WanAdapter)
+
+
+def find_comfy_adapter(model: nn.Module) -> ComfyAdapter | None:
+    """A new adapter for a model of ComfyUI, or None if its family is not supported."""
+    return next((adapter() for adapter in _ADAPTERS if adapter().matches(model)), None)
+
+
+def reason_to_refuse(model: nn.Module) -> str:
+    """Why a model without an adapter is left as it is."""
+    supported = "; ".join(adapter.supports for adapter in _ADAPTERS)
+    return f"{type(model).__name__} is not supported. Supported are: {supported}."

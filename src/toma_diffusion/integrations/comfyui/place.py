@@ -1,0 +1,95 @@
+"""Reads from ComfyUI's `transformer_options` which step, and which pass over it, a call of the model is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from toma_diffusion.integrations.comfyui.adapters.base import Options
+
+ROUNDING = 1e-5
+"""Samplers compute noise levels that are meant to be listed ones: closer than this, relatively, they are."""
+
+PassKey = tuple[tuple[Any, ...], int]
+"""The conditionings of a pass, and how many passes of the same step had them before."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a call in a generation."""
+
+    step: int
+    """From 0."""
+    num_steps: int
+    ordinal: int
+    """Which pass over the step it is. The same conditionings have the same number in every step."""
+    parts: int
+    """Of how many parts the batch consists that are the same pictures with other prompts; 1 if that is not certain."""
+    begins: bool
+    """Whether it is the first call of a generation."""
+
+
+class PlaceReader:
+    """Reads the places of calls, in the order in which they come.
+
+    A step is told by the noise level, `sigmas`: it is the last of `sample_sigmas` that is not below it. So the second
+    call of a sampler that looks at a level between two steps belongs to the step before, and one that looks ahead at
+    the next level belongs to the next step. A pass is told by its conditionings, `uuids`.
+    """
+
+    def __init__(self) -> None:
+        self._schedule: Any = None
+        """The tensor `sample_sigmas` that was last seen."""
+        self._levels: list[float] = []
+        self._noise: tuple[Any, float] = (None, 0.0)
+        """The tensor `sigmas` that was last seen, and its value: all passes of a call of the sampler share one."""
+        self._step = -1
+        self._ordinals: dict[PassKey, int] = {}
+        self._seen: dict[tuple[Any, ...], int] = {}
+        """How often conditionings were passed in this step."""
+
+    def read(self, options: Options) -> Place:
+        """The place of the next call. A noise level is read from its tensor once, as samplers do themselves."""
+        schedule = options["sample_sigmas"]
+        if schedule is not self._schedule:
+            self._schedule, self._levels, self._step = schedule, schedule.tolist(), -1
+        step = step_of(self._level(options["sigmas"]), self._levels)
+        begins = self._step < 0 or step < self._step
+        if begins:
+            self._ordinals.clear()
+        if step != self._step:
+            self._seen.clear()
+        self._step = step
+        key = tuple(options["uuids"])
+        times = self._seen[key] = self._seen.get(key, -1) + 1
+        ordinal = self._ordinals.setdefault((key, times), len(self._ordinals))
+        return Place(step, num_steps(self._levels), ordinal, parts_of(options["cond_or_uncond"]), begins)
+
+    def _level(self, noise: Any) -> float:
+        if noise is not self._noise[0]:
+            self._noise = noise, float(noise.flatten()[0])
+        return self._noise[1]
+
+
+def missing(options: Options) -> list[str]:
+    """What `transformer_options` lack that a place is read from."""
+    return [name for name in ("sigmas", "sample_sigmas", "cond_or_uncond", "uuids") if options.get(name) is None]
+
+
+def num_steps(levels: list[float]) -> int:
+    """Steps of a schedule; its last level is where it ends."""
+    return max(1, len(levels) - 1)
+
+
+def step_of(level: float, levels: list[float]) -> int:
+    """The step that a noise level belongs to. A schedule that adds noise, to invert a picture, is read in reverse."""
+    sign = 1 if levels[0] >= levels[-1] else -1
+    slack = ROUNDING * abs(level)
+    reached = [step for step in range(num_steps(levels)) if sign * (levels[step] - level) >= -slack]
+    return reached[-1] if reached else 0
+
+
+def parts_of(cond_or_uncond: list[int]) -> int:
+    """Conditional and unconditional halves of one batch are the same pictures. Several conditionings of a kind may be
+    for other areas of them."""
+    return len(cond_or_uncond) if len(set(cond_or_uncond)) == len(cond_or_uncond) else 1

@@ -1,0 +1,214 @@
+"""The nodes and what they read, without ComfyUI."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import torch
+
+from toma_diffusion import UsageError
+from toma_diffusion.config import PRESETS
+from toma_diffusion.integrations.comfyui import NODE_DISPLAY_NAME_MAPPINGS
+from toma_diffusion.integrations.comfyui.nodes import ACCELERATE, NODES, REPORT, overrides_of, v1_class
+from toma_diffusion.integrations.comfyui.place import PlaceReader, missing, parts_of, step_of
+from toma_diffusion.integrations.comfyui.report import MERGED, REUSED, WHOLE, StepTimes
+
+ROOT = Path(__file__).parents[2]
+UNSET = {"ratio": -1.0, "start": -1.0, "end": -1.0, "reuse": "as in the preset"}
+
+
+def test_with_comfyui(comfyui):
+    """All other files here need it. They are left out where there is none, and this one says so."""
+    assert (comfyui / "nodes.py").is_file()
+
+
+class TestSettings:
+    @pytest.mark.parametrize("preset", PRESETS)
+    def test_a_preset_alone_changes_nothing(self, preset):
+        assert overrides_of(preset, **UNSET) == {}
+
+    def test_who_asks_for_merging_gets_it_with_any_number_of_steps(self):
+        changes = overrides_of("balanced", **UNSET | {"ratio": 0.7})
+        assert changes == {"ratio": 0.7, "max_steps": None}
+        assert overrides_of("balanced", **UNSET | {"start": 0.2})["max_steps"] is None
+
+    def test_the_window_is_completed_from_the_preset(self):
+        assert overrides_of("toma-late", **UNSET | {"end": 0.8})["window"] == (0.5, 0.8)
+        assert overrides_of("toma-late", **UNSET | {"start": 0.1})["window"] == (0.1, 1.0)
+
+    def test_reuse(self):
+        assert overrides_of("balanced", **UNSET | {"reuse": "off"}) == {"reuse": None}
+        assert (
+            PRESETS["toma-stage"].changed(overrides_of("toma-stage", **UNSET | {"reuse": "3 steps of 4"})).reuse.period
+            == 4
+        )
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"preset": "quick"}, "preset='quick' is not known"),
+            ({"reuse": "always"}, "reuse='always' is not known"),
+            ({"preset": "fast", "start": 0.5}, "no tokens are"),
+            ({"preset": "fast", "reuse": "off"}, "would do nothing"),
+            ({"preset": "toma-late", "end": 0.4}, r"window=\[?\(?0.5, 0.4"),
+            ({"ratio": 1.0}, "ratio=1.0 is not allowed"),
+        ],
+    )
+    def test_what_cannot_be_is_said_at_once(self, changes, message):
+        with pytest.raises(UsageError, match=message):
+            overrides_of(**{"preset": "balanced", **UNSET} | changes)
+
+
+class TestOlderInterface:
+    def test_inputs_and_outputs(self):
+        node = v1_class(ACCELERATE)
+        inputs = node.INPUT_TYPES()["required"]
+        assert list(inputs) == ["model", "preset", "ratio", "start", "end", "reuse"]
+        assert inputs["model"][0] == "MODEL"
+        assert inputs["preset"][0][0] == inputs["preset"][1]["default"] == "balanced"
+        assert set(inputs["preset"][0]) == set(PRESETS)
+        assert node.RETURN_TYPES == ("MODEL",)
+        assert hasattr(node, node.FUNCTION)
+
+    def test_the_report_runs_by_itself(self):
+        assert v1_class(REPORT).OUTPUT_NODE
+        assert not v1_class(ACCELERATE).OUTPUT_NODE
+
+    def test_names(self):
+        names = {"ToMAAccelerateModel": "ToMA: accelerate model", "ToMAReport": "ToMA: report"}
+        assert names == NODE_DISPLAY_NAME_MAPPINGS
+        assert all(each.tooltip for node in NODES for each in node.inputs)
+
+
+def options(schedule: torch.Tensor, level: float, passes: list, kinds: list[int] | None = None) -> dict:
+    kinds = list(range(len(passes))) if kinds is None else kinds
+    return {
+        "sample_sigmas": schedule,
+        "sigmas": torch.tensor([level]),
+        "uuids": passes,
+        "cond_or_uncond": kinds,
+    }
+
+
+class TestPlace:
+    SCHEDULE = torch.tensor([14.6, 7.0, 3.0, 1.0, 0.0])
+
+    def places(self, *calls: tuple[float, list]) -> list[tuple[int, int]]:
+        reader = PlaceReader()
+        found = [reader.read(options(self.SCHEDULE, level, passes)) for level, passes in calls]
+        assert {place.num_steps for place in found} == {4}
+        assert [place.begins for place in found] == [True] + [False] * (len(found) - 1)
+        return [(place.step, place.ordinal) for place in found]
+
+    def test_one_batch_for_all_conditionings(self):
+        both = [uuid4(), uuid4()]
+        calls = [(level, both) for level in self.SCHEDULE[:-1].tolist()]
+        assert self.places(*calls) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+
+    def test_a_conditioning_keeps_its_number_in_whatever_order_it_comes(self):
+        one, other = [uuid4()], [uuid4()]
+        calls = [(14.6, one), (14.6, other), (7.0, other), (7.0, one), (3.0, other)]
+        assert self.places(*calls) == [(0, 0), (0, 1), (1, 1), (1, 0), (2, 1)]
+
+    def test_a_level_between_two_steps_is_a_second_pass(self):
+        one = [uuid4()]
+        calls = [(14.6, one), (10.0, one), (7.0, one), (4.6, one)]
+        assert self.places(*calls) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+    def test_looking_ahead_is_a_pass_of_the_next_step(self):
+        one = [uuid4()]
+        calls = [(14.6, one), (7.0, one), (7.0, one), (3.0, one), (3.0, one)]
+        assert self.places(*calls) == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
+
+    @pytest.mark.parametrize("level", [7.0 * (1 + 1e-7), 7.0 * (1 - 1e-7), 7.0])
+    def test_rounding(self, level):
+        assert step_of(level, self.SCHEDULE.tolist()) == 1
+
+    @pytest.mark.parametrize(("level", "step"), [(20.0, 0), (14.6, 0), (0.5, 3), (0.0, 3)])
+    def test_levels_outside(self, level, step):
+        assert step_of(level, self.SCHEDULE.tolist()) == step
+
+    def test_a_schedule_that_adds_noise(self):
+        levels = self.SCHEDULE.flip(0).tolist()
+        assert [step_of(level, levels) for level in (0.0, 1.0, 2.0, 3.0, 7.0)] == [0, 1, 1, 2, 3]
+
+    def test_going_back_or_another_schedule_begins_anew(self):
+        reader, one = PlaceReader(), [uuid4()]
+        places = [reader.read(options(self.SCHEDULE, level, one)) for level in (14.6, 3.0, 7.0)]
+        places.append(reader.read(options(torch.tensor([7.0, 0.0]), 7.0, one)))
+        assert [(place.step, place.num_steps, place.begins) for place in places] == [
+            (0, 4, True),
+            (2, 4, False),
+            (1, 4, True),
+            (0, 1, True),
+        ]
+
+    def test_parts_only_where_they_are_the_same_pictures(self):
+        assert [parts_of(kinds) for kinds in ([0], [1, 0], [0, 0], [1, 0, 0], [2, 1, 0])] == [1, 2, 1, 1, 3]
+
+    def test_what_is_missing_is_named(self):
+        assert missing({"sigmas": 1, "uuids": [1]}) == ["sample_sigmas", "cond_or_uncond"]
+
+
+class TestTimes:
+    def times(self, monkeypatch, *steps: tuple[float, str]) -> StepTimes:
+        now = [0.0]
+        monkeypatch.setattr("time.perf_counter", lambda: now[0])
+        times = StepTimes()
+        for seconds, kind in steps:
+            times.begin_step()
+            times.note(kind)
+            now[0] += seconds
+        times.end()
+        return times
+
+    def test_saved_time(self, monkeypatch):
+        steps = [(9.0, WHOLE), (2.0, WHOLE), (1.0, MERGED), (0.5, REUSED), (77.0, REUSED)]
+        times = self.times(monkeypatch, *steps)
+        assert times.counts == {WHOLE: 2, MERGED: 1, REUSED: 2}
+        assert times.seconds == {WHOLE: [2.0], MERGED: [1.0], REUSED: [0.5]}
+        # 2 + 2 + 1 + 0.5 + 0.5 seconds instead of five steps of 2
+        assert times.lines()[-1] == "time saved: about 4.00 s of 10.00 s (40%)"
+
+    def test_without_a_whole_step_it_is_not_known(self, monkeypatch):
+        assert "not known" in self.times(monkeypatch, *[(1.0, MERGED)] * 3).lines()[-1]
+
+    def test_a_step_of_several_kinds(self, monkeypatch):
+        times = self.times(monkeypatch, (1.0, WHOLE))
+        times.begin_step()
+        for kind in (MERGED, REUSED, WHOLE):
+            times.note(kind)
+        times.end()
+        assert times.counts == {WHOLE: 1, MERGED: 0, REUSED: 1}
+
+    def test_nothing(self):
+        assert StepTimes().lines() == ["no step was made"]
+
+
+class TestFolder:
+    def test_without_the_package_it_says_what_to_install(self):
+        code = (
+            "import importlib.util, sys\n"
+            "sys.modules['toma_diffusion'] = None\n"
+            f"spec = importlib.util.spec_from_file_location('x', {str(ROOT / 'integrations/comfyui/__init__.py')!r})\n"
+            "spec.loader.exec_module(importlib.util.module_from_spec(spec))\n"
+        )
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert result.returncode == 1
+        assert "pip install toma-diffusion" in result.stderr
+
+    def test_without_comfyui_the_mappings_are_there(self):
+        code = (
+            "from toma_diffusion.integrations.comfyui import NODE_CLASS_MAPPINGS\n"
+            "import sys, json; print(json.dumps([sorted(NODE_CLASS_MAPPINGS), 'comfy' in sys.modules]))"
+        )
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert json.loads(result.stdout) == [["ToMAAccelerateModel", "ToMAReport"], False]
+
+    def test_the_package_itself_does_not_load_the_integration(self):
+        code = "import toma_diffusion, sys; print('toma_diffusion.integrations' in sys.modules)"
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert result.stdout.strip() == "False"
