@@ -1,4 +1,4 @@
-"""Tiny pipelines of Wan, text to video and image to video, complete with text encoder and decoder, as folders."""
+"""Clips without a model; and tiny pipelines of Wan, text to video and image to video, complete, as folders."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from diffusers import (
     AutoencoderKLWan,
@@ -15,13 +16,32 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
+from PIL import Image
 from transformers import T5TokenizerFast, UMT5Config, UMT5EncoderModel
+
+from toma_diffusion.pipelines.clips import Clip
 
 WIDTH, LATENTS = 32, 4
 SIZE = (64, 48)
 """Width and height that tests ask for: 4×3 tokens a latent frame."""
 FRAMES = 9
 """Three latent frames."""
+
+
+def array(clip: Clip) -> np.ndarray:
+    """[frames, height, width, 3]."""
+    return np.stack([np.asarray(frame) for frame in clip.frames])
+
+
+def moving(frames: int = 6, size: tuple[int, int] = (33, 24), color: tuple[int, int, int] = (250, 220, 30)) -> Clip:
+    """A bright square that goes to the right, on grey noise."""
+    noise = np.random.default_rng(0).integers(100, size=(size[1], size[0], 1), dtype=np.uint8).repeat(3, axis=2)
+    found = []
+    for number in range(frames):
+        pixels = noise.copy()
+        pixels[4:12, 3 * number : 3 * number + 8] = color
+        found.append(Image.fromarray(pixels))
+    return Clip(tuple(found), 12.0)
 
 
 @cache

@@ -57,7 +57,9 @@ class Denoiser:
         """How many a clip has, if the user asks for so many; None of a model of images."""
         if self.default_clip is None or self.family.frame_groups is None:
             if frames is not None:
-                raise UsageError(f"frames={frames} is for models of clips, and {self.name!r} makes images: leave it out.")
+                raise UsageError(
+                    f"frames={frames} is for models of clips, and {self.name!r} makes images: leave it out."
+                )
             return None
         chosen = self.default_clip[2] if frames is None else frames
         self.family.frame_groups.latents(chosen)  # raises if it cannot have that many

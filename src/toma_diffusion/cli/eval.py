@@ -66,7 +66,10 @@ def evaluate_command(
         ),
     ] = "",
     metrics: Annotated[
-        str, typer.Option(help="Some of mse,psnr,ssim,lpips,dino,clip_t,fid,kid, and of clips flicker. Default: all that there are.")
+        str,
+        typer.Option(
+            help="Some of mse,psnr,ssim,lpips,dino,clip_t,fid,kid, and of clips flicker. Default: all that there are."
+        ),
     ] = "",
     lpips_weights: Annotated[Path | None, typer.Option(help="A .safetensors file.")] = None,
     inception_weights: Annotated[Path | None, typer.Option(help="A TorchScript file, for FID and KID.")] = None,
@@ -78,7 +81,8 @@ def evaluate_command(
     output: Annotated[Path, typer.Option(help="Folder of the run. The same command resumes it.")] = Path("eval"),
     commit: Annotated[str | None, typer.Option(help="Commit to record. Default: that of the checkout.")] = None,
 ) -> None:
-    """Generate the same images or clips without and with merging, fewer steps or caches, score them, and write one CSV row each.
+    """Generate the same images or clips without and with merging, fewer steps or caches, score them, and write one
+    CSV row each.
 
     On several GPUs: accelerate launch -m toma_diffusion.cli eval ...
     """

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 FRAME_RATES: Mapping[str, float] = {"Wan": 16, "CogVideoX": 8, "Mochi": 30}
 """Frames per second that models were trained on, by the beginning of the pipeline's name."""
 USUAL_FRAME_RATE = 24.0
+FASTEST = 120
+"""Frames per second."""
 FEWEST_FRAMES = 2
 CONSTANT_QUALITY = "17"
 """Of x264 (its `crf`): hardly to be told from the frames themselves."""
@@ -65,8 +67,8 @@ class ClipRequest(ImageRequest):
         super().__post_init__()
         if self.frames is not None and self.frames < FEWEST_FRAMES:
             raise UsageError(f"frames={self.frames} is not allowed: a clip has {FEWEST_FRAMES} or more.")
-        if self.fps is not None and not 0 < self.fps <= 1000:
-            raise UsageError(f"fps={self.fps:g} is not allowed: it must be above 0, at most 1000.")
+        if self.fps is not None and not 0 < self.fps <= FASTEST:
+            raise UsageError(f"fps={self.fps:g} is not allowed: it must be above 0, at most {FASTEST}.")
 
     @cached_property
     def opened_image(self) -> Image | None:
@@ -143,7 +145,8 @@ def check_request(pipe: Any, request: ClipRequest) -> None:
         raise UsageError(f"a {name} begins with an image: give one with --image.")
     if request.image is not None and "image" not in taken:
         raise UsageError(
-            f"image {str(request.image)!r} cannot be given to a {name}: leave it out, or use an image-to-video pipeline."
+            f"image {str(request.image)!r} cannot be given to a {name}: leave it out, or use an image-to-video "
+            "pipeline."
         )
 
 
@@ -210,7 +213,8 @@ def write_lossless(made: Image | Clip, path: Path, settings: Mapping[str, Any]) 
     from PIL.PngImagePlugin import PngInfo
 
     texts = PngInfo()
-    texts.add_itxt(SETTINGS_KEY, json.dumps({**settings, "fps": made.fps}, ensure_ascii=False))
+    noted = {**settings, "frames": len(made.frames), "fps": made.fps}
+    texts.add_itxt(SETTINGS_KEY, json.dumps(noted, ensure_ascii=False))
     first, *others = made.frames
     with replacing(path, "wb") as file:
         first.save(
@@ -225,13 +229,20 @@ def write_lossless(made: Image | Clip, path: Path, settings: Mapping[str, Any]) 
 
 
 def read_clip(path: Path) -> Clip:
-    """A clip that `write_lossless` wrote. A frame that equals the one before it is stored as a longer duration."""
+    """A clip that `write_lossless` wrote.
+
+    Pillow stores a frame that equals the one before it as a longer duration, and a clip that stands still as an image.
+    """
     from PIL import Image
 
-    fps, frames = float(read_settings(path)["fps"]), []
+    settings, frames = read_settings(path), []
+    fps, count = float(settings["fps"]), int(settings["frames"])
     with Image.open(path) as file:
-        for number in range(getattr(file, "n_frames", 1)):
+        stored = getattr(file, "n_frames", 1)
+        for number in range(stored):
             file.seek(number)
-            shown = round(file.info.get("duration", 0) * fps / 1000)
-            frames += [file.convert("RGB")] * max(1, shown)
+            shown = count if stored == 1 else round(file.info["duration"] * fps / 1000)
+            frames += [file.convert("RGB")] * shown
+    if len(frames) != count:
+        raise UsageError(f"{str(path)!r} has {len(frames)} frames, not {count} as it was written: delete it.")
     return Clip(tuple(frames), fps)
