@@ -44,9 +44,14 @@ def moving(frames: int = 6, size: tuple[int, int] = (33, 24), color: tuple[int, 
     return Clip(tuple(found), 12.0)
 
 
-@cache
 def clip_folder(kind: str = "text") -> Path:
-    """The folder of a pipeline that begins with a `text` or an `image`. Written once per session."""
+    """The folder of a pipeline that begins with a `text` or an `image`."""
+    return _written(kind)
+
+
+@cache
+def _written(kind: str) -> Path:
+    """Once per session."""
     folder = Path(tempfile.mkdtemp(prefix=f"tiny-wan-{kind}-"))
     clip_pipeline(kind).save_pretrained(folder)
     return folder

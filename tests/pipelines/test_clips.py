@@ -138,10 +138,9 @@ class TestFiles:
         write_mp4(moving(), path, settings)
         found = decoded(path)
         assert found.shape == (6, 24, 34, 3)
-        wrong = np.abs(found[:, :, :33].astype(int) - array(moving()).astype(int)).mean(axis=(1, 2, 3))
-        assert wrong.max() < 8  # colours have half the resolution
-        brightest = found.astype(int).sum(axis=(1, 3)).argmax(axis=1)
-        assert (np.diff(brightest) > 0).all()
+        found, expected = found[:, :, :33].astype(int), array(moving()).astype(int)
+        assert np.abs(found - expected).mean() < 5  # colours have half the resolution
+        assert np.abs(found[1:] - expected[:-1]).mean() > 10
         assert json.loads(path.with_suffix(".json").read_text(encoding="utf-8")) == settings
         assert sorted(each.name for each in path.parent.iterdir()) == ["clip.json", "clip.mp4"]
 

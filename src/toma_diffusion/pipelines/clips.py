@@ -79,7 +79,8 @@ class ClipRequest(ImageRequest):
             return None
         try:
             with Image.open(self.image) as file:
-                return file.convert("RGB")
+                image: Image.Image = file.convert("RGB")
+                return image
         except (OSError, UnidentifiedImageError) as error:
             raise UsageError(f"image {str(self.image)!r} cannot be read: {error}") from error
 
