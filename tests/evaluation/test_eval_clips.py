@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 from tiny_clips import FRAMES, SIZE, array, clip_folder
 from tiny_text import PROMPTS, pipeline_folder
 from typer.testing import CliRunner
@@ -93,6 +94,20 @@ def test_other_frames_are_another_run(run, prompts):
     result = invoke(prompts, folder.path, *METHODS, "--frames", 13, *chosen[2:])
     assert result.exit_code == 2
     assert "Its frames is 9, this command has 13" in result.output
+
+
+def test_clips_that_begin_with_an_image(prompts, tmp_path):
+    for color in ("orange", "blue"):
+        Image.new("RGB", SIZE, color).save(tmp_path / f"{color}.png")
+    chosen = ("--frames", 5, "--methods", "steps:1", "--steps", 2, "--metrics", "flicker")
+    model, folder = str(clip_folder("image")), tmp_path / "run"
+    result = invoke(prompts, folder, *chosen, "--image", tmp_path / "orange.png", model=model)
+    assert result.exit_code == 0, result.output
+    assert float(rows(RunFolder(folder))["steps"]["flicker"]) > 0
+    assert str(tmp_path) not in (folder / "run.json").read_text()
+    result = invoke(prompts, folder, *chosen, "--image", tmp_path / "blue.png", model=model)
+    assert result.exit_code == 2
+    assert "Its image is 'orange.png" in result.output
 
 
 def test_the_report_plays_them_side_by_side(run):

@@ -58,6 +58,7 @@ def evaluate_command(
     size: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. Default: that of the pipeline.")] = "",
     frames: Annotated[int | None, typer.Option(help="Of a clip. Default: those of the pipeline.")] = None,
     fps: Annotated[float | None, typer.Option(help="Frames per second of a clip. Default: those of the model.")] = None,
+    image: Annotated[Path | None, typer.Option(help="What all clips of an image-to-video pipeline begin with.")] = None,
     batch: Annotated[int, typer.Option(help="Images in one call of the pipeline. Not for merging on Flux.")] = 1,
     time_of: Annotated[
         str,
@@ -99,6 +100,7 @@ def evaluate_command(
     from toma_diffusion.experiments.facts import gather_facts
     from toma_diffusion.experiments.parsing import Resolution, split_list
     from toma_diffusion.metrics import CLIP_METRICS, METRICS, Weights, check_names, open_metrics
+    from toma_diffusion.metrics.base import describe_file
     from toma_diffusion.metrics.features import CLIP, DINO
     from toma_diffusion.pipelines.checkpoints import fingerprint, load_pipeline, public_name, steps_and_guidance
     from toma_diffusion.pipelines.clips import ClipRequest, check_request
@@ -115,8 +117,8 @@ def evaluate_command(
     weights = Weights(lpips_weights, inception_weights, real_images, dino or DINO, clip or CLIP)
     pipe = load_pipeline(model, str(where), dtype or None)
     clips = makes_clips(pipe)
-    if clips or frames is not None or fps is not None:
-        check_request(pipe, ClipRequest("", frames=frames, fps=fps))
+    if clips or (frames, fps, image) != (None, None, None):
+        check_request(pipe, ClipRequest("", frames=frames, fps=fps, image=image))
     usual_metrics = [name for name in METRICS if clips or name not in CLIP_METRICS]
     chosen_metrics = tuple(split_list(metrics) or usual_metrics)
     opened = open_metrics(chosen_metrics, weights, where, clips=clips)
@@ -146,6 +148,7 @@ def evaluate_command(
         clips=clips,
         frames=frames,
         fps=fps,
+        image="" if image is None else describe_file(image),
         dtype=str(pipe.dtype).removeprefix("torch."),
         weights=fingerprint(pipe),
         blocks=count_blocks(denoiser),
@@ -158,7 +161,7 @@ def evaluate_command(
     known = len(opened.missing)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        evaluate(folder, pipe, opened, state, progress)
+        evaluate(folder, pipe, opened, state, progress, image)
     _print_left_out(console, opened.missing[known:])
     console.print(to_rich(folder))
     for note in notes_of(folder):

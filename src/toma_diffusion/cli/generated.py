@@ -47,7 +47,6 @@ def request_of(
         return request
     of_clip = ClipRequest(**vars(request), frames=frames, fps=fps, image=image)
     check_request(pipe, of_clip)
-    of_clip.opened_image  # noqa: B018 (raises if it cannot be read)
     return of_clip
 
 

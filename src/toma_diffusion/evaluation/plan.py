@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from toma_diffusion.config import Config
@@ -156,9 +157,11 @@ class Plan:
     batch: int = 1
     """How many images are generated in one call of the pipeline."""
     clips: bool = False
-    """Whether its images are clips, which have the two fields below."""
+    """Whether its images are clips, which have the three fields below."""
     frames: int | None = None
     fps: float | None = None
+    image: str = ""
+    """Name and hash of the image that all clips begin with, if they do."""
     dtype: str = ""
     weights: str = ""
     """Fingerprint of the model's weights: a model may be trained again in the same folder."""
@@ -202,10 +205,12 @@ class Plan:
         """The variant that the others are compared with."""
         return self.variants[0]
 
-    def request(self, item: Item, steps: int) -> ImageRequest:
-        """What an item asks of the pipeline."""
+    def request(self, item: Item, steps: int, image: Path | None = None) -> ImageRequest:
+        """What an item asks of the pipeline. Where the image is, the plan does not say: a path is private."""
         common = (item.prompt, item.seed, steps, self.guidance, self.width, self.height)
-        return ClipRequest(*common, frames=self.frames, fps=self.fps) if self.clips else ImageRequest(*common)
+        if not self.clips:
+            return ImageRequest(*common)
+        return ClipRequest(*common, frames=self.frames, fps=self.fps, image=image)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

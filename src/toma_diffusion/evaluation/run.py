@@ -34,7 +34,12 @@ Task = TypeVar("Task")
 
 
 def evaluate(
-    folder: RunFolder, pipe: Any, metrics: MetricSet, state: PartialState, progress: Progress | None = None
+    folder: RunFolder,
+    pipe: Any,
+    metrics: MetricSet,
+    state: PartialState,
+    progress: Progress | None = None,
+    image: Path | None = None,
 ) -> list[dict[str, str]]:
     """Generate and score what is missing in a run, and write its table.
 
@@ -44,11 +49,12 @@ def evaluate(
         metrics: those of the plan that can be computed here.
         state: of this process, from accelerate. Each process does its share. The first writes the table.
         progress: shows the progress of this process.
+        image: what the clips of an image-to-video pipeline begin with.
 
     Returns:
         The rows of the table.
     """
-    work = _Work(folder, pipe, metrics, state, progress)
+    work = _Work(folder, pipe, metrics, state, progress, image)
     work.generate()
     work.score()
     work.score_jointly()
@@ -65,6 +71,7 @@ class _Work:
     metrics: MetricSet
     state: PartialState
     progress: Progress | None
+    image: Path | None
     fitted: dict[Variant, Variant] = field(default_factory=dict)
     """The variants that have been warmed up, and what was fitted to the model."""
 
@@ -113,7 +120,7 @@ class _Work:
 
     def _requests(self, variant: Variant, batch: Sequence[Item]) -> list[ImageRequest]:
         plan = self.folder.plan
-        return [plan.request(item, variant.steps_of(plan.steps)) for item in batch]
+        return [plan.request(item, variant.steps_of(plan.steps), self.image) for item in batch]
 
     def score(self) -> None:
         """Score all images that lack one of these metrics, or have it from other weights."""

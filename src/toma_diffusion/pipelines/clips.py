@@ -149,6 +149,7 @@ def check_request(pipe: Any, request: ClipRequest) -> None:
             f"image {str(request.image)!r} cannot be given to a {name}: leave it out, or use an image-to-video "
             "pipeline."
         )
+    request.opened_image  # noqa: B018 (raises if it cannot be read)
 
 
 def frame_rate(pipe: Any, request: ClipRequest) -> float:
