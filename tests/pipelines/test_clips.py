@@ -23,7 +23,13 @@ from toma_diffusion.pipelines.clips import (
     write_lossless,
     write_mp4,
 )
-from toma_diffusion.pipelines.generation import ImageRequest, generate_image, makes_clips, read_settings
+from toma_diffusion.pipelines.generation import (
+    ImageRequest,
+    generate_image,
+    generate_latents,
+    makes_clips,
+    read_settings,
+)
 
 FEW = {"steps": 2, "width": SIZE[0], "height": SIZE[1], "frames": FRAMES}
 
@@ -127,8 +133,17 @@ class TestGenerate:
             generate_clip(text_pipeline(), ClipRequest("a shoe", frames=9))
         with pytest.raises(UsageError, match="a WanPipeline generates clips, not images"):
             generate_image(pipe, ImageRequest("a shoe"))
+        with pytest.raises(UsageError, match="a WanPipeline generates clips, not images"):
+            generate_latents(pipe, ImageRequest("a shoe"))
         with pytest.raises(UsageError, match="frames=3 gives a single frame with a WanPipeline"):
             generate_clip(pipe, ClipRequest("a shoe", **FEW | {"frames": 3}))
+
+    def test_a_package_that_diffusers_calls_without_looking_for_it(self, from_image, picture, monkeypatch):
+        monkeypatch.delattr("diffusers.pipelines.wan.pipeline_wan_i2v.ftfy", raising=False)
+        with pytest.raises(
+            UsageError, match=r"a WanImageToVideoPipeline needs the package ftfy: pip install .*\[video\]"
+        ):
+            generate_clip(from_image, ClipRequest("a shoe", image=picture, **FEW))
 
 
 class TestFiles:

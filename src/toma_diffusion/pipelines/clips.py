@@ -112,7 +112,12 @@ def generate_clips(
     if "frame_rate" in taken:
         more["frame_rate"] = first.fps
     given = {name: value for name, value in more.items() if value is not None}
-    found = call(pipe, requests, on_step, output_type="pil", **given).frames
+    try:
+        found = call(pipe, requests, on_step, output_type="pil", **given).frames
+    except NameError as error:
+        if error.name != "ftfy":
+            raise
+        raise UsageError(f"a {type(pipe).__name__} needs the package ftfy: {INSTALL_VIDEO}.") from error
     clips = [Clip(tuple(frame.convert("RGB") for frame in frames), frame_rate(pipe, first)) for frames in found]
     if len(clips[0].frames) < FEWEST_FRAMES:
         raise UsageError(

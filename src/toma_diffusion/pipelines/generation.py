@@ -78,14 +78,14 @@ def generate_images(
     as a whole: ToMeSD and ToFu draw random numbers once, with the seed of the first image; on Flux all images share
     the destinations of merging; the first-block cache compares steps over all images.
     """
-    if makes_clips(pipe):
-        raise UsageError(f"a {type(pipe).__name__} generates clips, not images: use a pipeline of images here.")
+    _check_makes_images(pipe)
     images: list[Image] = call(pipe, requests, on_step).images
     return images
 
 
 def generate_latents(pipe: Any, request: ImageRequest, on_step: Callable[[int], None] | None = None) -> Tensor:
     """The latents of one image after the last step, not decoded. Their layout is that of the pipeline."""
+    _check_makes_images(pipe)
     latents: Tensor = call(pipe, [request], on_step, output_type="latent").images
     return latents
 
@@ -93,6 +93,11 @@ def generate_latents(pipe: Any, request: ImageRequest, on_step: Callable[[int], 
 def makes_clips(pipe: Any) -> bool:
     """Whether a pipeline generates clips: its call then takes the number of frames."""
     return "num_frames" in inspect.signature(pipe.__call__).parameters
+
+
+def _check_makes_images(pipe: Any) -> None:
+    if makes_clips(pipe):
+        raise UsageError(f"a {type(pipe).__name__} generates clips, not images: use a pipeline of images here.")
 
 
 def call(pipe: Any, requests: Sequence[ImageRequest], on_step: Callable[[int], None] | None, **more: Any) -> Any:

@@ -32,7 +32,7 @@
     if (!playing) return;
     if (now >= due) {
       frame = (frame + 1) % frames;
-      due = Math.max(due + 1000 / fps, now);
+      due = (now - due > 1000 / fps ? now : due) + 1000 / fps;
       draw();
     }
     requestAnimationFrame(tick);
