@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 # Measure the rows of benchmarks/results/ anew on this machine's GPU:
 #
-#   benchmarks/reproduce.sh FOLDER [presets] [reuse] [methods] [bounds] [flux] [today] [cache] [few-steps] [pipeline] [eager] [operators]
+#   benchmarks/reproduce.sh FOLDER [presets] [reuse] [methods] [bounds] [flux] [today] [video] [cache] [few-steps] [pipeline] [eager] [operators]
 #
 # Every part writes CSV files into FOLDER; without parts all are measured. Benchmarks of a part compile side by side and
 # time one at a time (--take-turns). What is there already is not measured again. RATIOS=0.75 measures methods and bounds
-# at that ratio alone, MODELS=flux2 that model of today; COMMIT stands in for that of the checkout where there is none. It takes a GPU of some 100 GB;
-# `make bench` times a little on any. Whatever fails is named at the end, and the exit status is then 1; interrupted, the
-# benchmarks under way end too.
+# at that ratio alone, MODELS=flux2 that model of today, MODELS=wan that of video; COMMIT stands in for that of the
+# checkout where there is none. It takes a GPU of some 100 GB; `make bench` times a little on any. Whatever fails is named
+# at the end, and the exit status is then 1; interrupted, the benchmarks under way end too.
 set -u
 folder=${1:?"give a folder for the rows"}
 shift
-parts=${*:-presets reuse methods bounds flux today cache few-steps pipeline eager operators}
+parts=${*:-presets reuse methods bounds flux today video cache few-steps pipeline eager operators}
 for part in $parts; do  # before hours are spent on the others
     case $part in
-    presets | reuse | methods | bounds | flux | today | cache | few-steps | pipeline | eager | operators) ;;
+    presets | reuse | methods | bounds | flux | today | video | cache | few-steps | pipeline | eager | operators) ;;
     *)
-        echo "unknown part '$part': presets, reuse, methods, bounds, flux, today, cache, few-steps, pipeline, eager or operators" >&2
+        echo "unknown part '$part': presets, reuse, methods, bounds, flux, today, video, cache, few-steps, pipeline, eager or operators" >&2
         exit 2 ;;
     esac
 done
@@ -104,6 +104,13 @@ for part in $parts; do
                     --resolution $resolution --methods 'toma-stage,balanced,fast,toma-stage:period=2' --ratios 0.5,0.75
                 finish
             done
+        done ;;
+    video)  # models of clips, as they are by default. One process at a time: MiniMax-H3 alone takes 62 GiB, and a step of
+        # Wan is 6.5 PFLOP. MODELS=wan measures that one alone; interrupted, the same command goes on.
+        for model in ${MODELS:-wan wan-480p wan-ti2v-5b ltx2 h3 hunyuan15}; do
+            bench "video-$model" --model "$model" --modes compiled --steps 10 --repeats 1 --bounds none \
+                --methods 'toma-stage,toma-stage:region_frames=1,balanced,fast' --ratios 0.5,0.75
+            finish
         done ;;
     cache)  # the product with the first-block cache
         for threshold in 0.05 0.1 0.2; do

@@ -19,6 +19,7 @@ FIRST_COLUMNS = (
     "baseline_pipeline_s cache cache_hits backend attention dtype gpu torch diffusers triton toma_diffusion commit "
     "date baseline_drift"
 )
+LATER_COLUMNS = " frames"
 WRITER = """
 import sys
 from pathlib import Path
@@ -39,7 +40,19 @@ def row(**changes) -> Row:
 
 
 def test_columns_and_their_order():
-    assert " ".join(COLUMNS) == FIRST_COLUMNS
+    assert " ".join(COLUMNS) == FIRST_COLUMNS + LATER_COLUMNS
+
+
+def test_a_file_from_before_there_were_clips_is_read_and_goes_on(tmp_path):
+    path = tmp_path / "rows.csv"
+    Records(path).append(row(frames=""))
+    lines = path.read_text().splitlines()
+    path.write_text("".join(f"{line.rpartition(',')[0]}\n" for line in lines))
+    assert path.read_text().splitlines()[0] == FIRST_COLUMNS.replace(" ", ",")
+    records = Records(path)
+    records.append(row(frames="81"))
+    assert [each["frames"] for each in read(path)] == ["", "81"]
+    assert read(path)[0] | {"frames": "81"} == read(path)[1]
 
 
 def test_round_trip(tmp_path):

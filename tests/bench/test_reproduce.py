@@ -41,6 +41,7 @@ def test_all_parts_by_default(tmp_path):
         "bounds",
         "flux",
         "today",
+        "video",
         "cache",
         "few-steps",
         "pipeline",
@@ -70,6 +71,29 @@ def test_the_models_of_today_are_known_and_their_methods_are_possible(tmp_path):
         Resolution.parse(options["--resolution"], FAMILIES[published.class_name].multiple)
         ratios = [MethodSpec.parse(text).possible([0.5, 0.75]) for text in split_list(options["--methods"])]
         assert [len(each) for each in ratios] == [2, 1, 1, 1]  # those that reuse have their own
+
+
+def test_the_models_of_clips_are_timed_one_after_the_other(tmp_path):
+    process = start(tmp_path, 'echo "$@"', "video")
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    logs = sorted((tmp_path / "rows, größer").glob("*.log"))
+    named = {path.name.removeprefix("video-").removesuffix(".log") for path in logs}
+    assert named == {name for name, published in MODELS.items() if published.clip}
+    for path in logs:
+        given = path.read_text().split()
+        options = dict(zip(given[given.index("--model") :: 2], given[given.index("--model") + 1 :: 2], strict=True))
+        assert "--resolution" not in options  # that of the model
+        specs = [MethodSpec.parse(text) for text in split_list(options["--methods"])]
+        assert [len(spec.possible([0.5, 0.75])) for spec in specs] == [2, 2, 1, 1]
+        assert specs[1].overrides == (("region_frames", 1),)
+
+
+def test_one_model_of_clips_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("MODELS", "wan-480p")
+    process = start(tmp_path, 'echo "$@"', "video")
+    process.communicate(timeout=60)
+    assert [path.name for path in (tmp_path / "rows, größer").glob("*.log")] == ["video-wan-480p.log"]
 
 
 def test_what_fails_is_named(tmp_path):

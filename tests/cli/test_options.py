@@ -79,7 +79,7 @@ def test_a_full_disk_in_the_middle_of_a_run_shows_where_it_was(tmp_path, monkeyp
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("toma_diffusion.evaluation.run.write_png", fail)
+    monkeypatch.setattr("toma_diffusion.evaluation.run.write_lossless", fail)
     result = invoke_eval(tmp_path)
     assert result.exit_code == 1
     assert isinstance(result.exception, OSError)

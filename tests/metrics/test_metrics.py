@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_weights import clip_folder, dino_folder, inception_file, lpips_file
 
-from toma_diffusion.metrics import METRICS, Sample, UnavailableError, Weights, open_metrics
+from toma_diffusion.metrics import IMAGE_METRICS, JOINT_METRICS, Sample, UnavailableError, Weights, open_metrics
 from toma_diffusion.metrics.features import ClipT, Dino
 from toma_diffusion.metrics.inception import Inception
 from toma_diffusion.metrics.lpips import Lpips
@@ -179,7 +179,7 @@ class TestInception:
 class TestOpening:
     def test_what_cannot_be_loaded_is_said_and_the_others_go_on(self, tmp_path):
         weights = Weights(dino=str(tmp_path / "no dino"), clip=str(tmp_path / "no clip"))
-        found = open_metrics(METRICS, weights, CPU)
+        found = open_metrics((*IMAGE_METRICS, *JOINT_METRICS), weights, CPU)
         assert [metric.name for metric in found.image] == ["mse", "psnr", "ssim"]
         assert found.joint == []
         for option in ("--lpips-weights", "--dino", "--clip", "--inception-weights"):

@@ -2,75 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-LATENT_FACTOR = 8
-"""Pixels per latent in all supported families."""
+from toma_diffusion.bench.clip_inputs import CLIP_FAMILIES
+from toma_diffusion.bench.requests import (
+    EMPTY_PROMPT_TOKENS,
+    LATENT_FACTOR,
+    PROMPT_TOKENS,
+    Family,
+    RandomTensors,
+    Request,
+)
+
 TIME_IDS = 6
 """SDXL gets six numbers: the original size, the corner of the crop and the target size."""
-PROMPT_TOKENS, EMPTY_PROMPT_TOKENS = 128, 8
-"""A prompt of some eighty words, and an empty one with its template, where pipelines do not pad all to one length."""
-
-
-@dataclass(frozen=True)
-class RandomTensors:
-    """Random tensors for one denoiser. The same in every run: the numbers come from a generator of their own."""
-
-    device: torch.device
-    dtype: torch.dtype
-    generator: torch.Generator
-
-    def __call__(self, *shape: int) -> Tensor:
-        """Standard normal numbers."""
-        return torch.randn(*shape, generator=self.generator).to(self.device, self.dtype)
-
-    def constant(self, value: float, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """One number everywhere."""
-        return torch.full(shape, value, device=self.device, dtype=dtype or self.dtype)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What one call is to be about."""
-
-    batch: int
-    height: int
-    """In pixels, as `width`."""
-    width: int
-    text_tokens: int
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of tokens, where latents come 2×2 packed."""
-        return self.height // (2 * LATENT_FACTOR), self.width // (2 * LATENT_FACTOR)
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens this grid has."""
-        return math.prod(self.grid)
-
-
-Build = Callable[[Mapping[str, Any], Request, RandomTensors], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Family:
-    """How the denoisers of one class are called."""
-
-    sample: str
-    """The argument that is the noisy image, or a list of such."""
-    multiple: int
-    """Sides of an image must be multiples of this."""
-    text_tokens: int
-    is_guided: bool
-    """Whether half of the batch is the unconditional half of classifier-free guidance."""
-    build: Build
 
 
 def _unet(config: Mapping[str, Any], request: Request, random: RandomTensors) -> dict[str, Any]:
@@ -248,5 +197,6 @@ FAMILIES: Mapping[str, Family] = {
     "ZImageTransformer2DModel": Family("x", 2 * LATENT_FACTOR, PROMPT_TOKENS, True, _z_image),
     "Krea2Transformer2DModel": Family("hidden_states", 2 * LATENT_FACTOR, 512, False, _krea2),
     "AuraFlowTransformer2DModel": Family("hidden_states", 2 * LATENT_FACTOR, 256, True, _aura_flow),
+    **CLIP_FAMILIES,
 }
 """By the name of the model class."""

@@ -89,7 +89,7 @@ def measure(
 
 def calls(denoiser: Denoiser, group: Group, steps: int, *, moves: bool) -> list[dict[str, Any]]:
     """The keyword arguments of every step. The sample `moves` from step to step only if there is a cache."""
-    inputs = denoiser.inputs(group.batch, group.resolution.width, group.resolution.height)
+    inputs = denoiser.inputs(group.batch, group.resolution.width, group.resolution.height, group.frames)
     if moves:
         return caching.moving_calls(inputs, denoiser.family.sample, steps)
     return [inputs] * steps

@@ -6,6 +6,7 @@ Speed does not depend on the weights, so nothing has to be downloaded to time a 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 from torch import nn
 
 from toma_diffusion.api import find_denoiser
-from toma_diffusion.bench.inputs import FAMILIES, Family, RandomTensors, Request
-from toma_diffusion.bench.published import MODELS, UNET
+from toma_diffusion.bench.inputs import FAMILIES
+from toma_diffusion.bench.published import MODELS, UNET, ClipSize
+from toma_diffusion.bench.requests import Family, RandomTensors, Request
 from toma_diffusion.bench.weights import SEED, build_empty, fill
 from toma_diffusion.errors import UsageError
 from toma_diffusion.pipelines.checkpoints import DEMO_MODELS, can_be_opened, half_precision, open_pipeline
@@ -35,6 +37,8 @@ class Denoiser:
     text_tokens: int
     default_batch: int
     default_resolution: int
+    default_clip: ClipSize | None = None
+    """Of a model of clips, in place of the resolution."""
     pipeline: Any = None
     """The pipeline that the model was loaded with, if it was loaded."""
     _has_weights: bool = field(default=False, repr=False)
@@ -43,6 +47,23 @@ class Denoiser:
     def config(self) -> Any:
         """The model's own settings, by name."""
         return self.model.config
+
+    @property
+    def default_size(self) -> str:
+        """Width × height, or one number if they are equal."""
+        return str(self.default_resolution) if self.default_clip is None else "{}x{}".format(*self.default_clip[:2])
+
+    def frames_of(self, frames: int | None) -> int | None:
+        """How many a clip has, if the user asks for so many; None of a model of images."""
+        if self.default_clip is None or self.family.frame_groups is None:
+            if frames is not None:
+                raise UsageError(
+                    f"frames={frames} is for models of clips, and {self.name!r} makes images: leave it out."
+                )
+            return None
+        chosen = self.default_clip[2] if frames is None else frames
+        self.family.frame_groups.latents(chosen)  # raises if it cannot have that many
+        return chosen
 
     def materialize(self) -> None:
         """Give the model its weights, on the device. Until then it takes no memory."""
@@ -56,10 +77,11 @@ class Denoiser:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._has_weights = True
 
-    def inputs(self, batch: int, width: int, height: int) -> dict[str, Any]:
+    def inputs(self, batch: int, width: int, height: int, frames: int | None = None) -> dict[str, Any]:
         """Keyword arguments for one call."""
         random = RandomTensors(self.device, self.dtype, torch.Generator().manual_seed(SEED))
-        return self.family.build(self.config, Request(batch, height, width, self.text_tokens), random)
+        request = Request(batch, height, width, self.text_tokens, self.frames_of(frames))
+        return self.family.build(self.config, request, random)
 
 
 def build(name: str, *, small: bool, device: torch.device, dtype: torch.dtype | None = None) -> Denoiser:
@@ -75,6 +97,7 @@ def build(name: str, *, small: bool, device: torch.device, dtype: torch.dtype | 
         text_tokens=min(SMALL_TEXT_TOKENS, family.text_tokens) if small else family.text_tokens,
         default_batch=published.batch,
         default_resolution=published.small_resolution if small else published.resolution,
+        default_clip=published.small_clip if small else published.clip,
     )
 
 
@@ -103,5 +126,14 @@ def load(source: str, *, device: torch.device, dtype: torch.dtype | None = None)
         text_tokens=family.text_tokens,
         default_batch=2 if family.is_guided else 1,
         default_resolution=side * 8 if isinstance(side, int) else 1024,
+        default_clip=_usual_clip(pipeline) if family.frame_groups else None,
         pipeline=pipeline,
     )
+
+
+def _usual_clip(pipeline: Any) -> ClipSize:
+    """The defaults of the pipeline's call, or what most have."""
+    taken = signature(pipeline.__call__).parameters
+    usual = (("width", 832), ("height", 480), ("num_frames", 121))
+    width, height, frames = (getattr(taken.get(name), "default", None) or other for name, other in usual)
+    return width, height, frames

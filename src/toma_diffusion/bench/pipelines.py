@@ -200,13 +200,18 @@ class LoadedPipeline:
         self.pipeline.set_progress_bar_config(disable=True)
 
     def image(self, group: Group) -> None:
-        """Call the pipeline with a prompt."""
+        """Call the pipeline with a prompt. Of a model of clips, a clip."""
+        count = images_of(self.denoiser, group.batch)
         self.pipeline(
             prompt="a photograph of an astronaut riding a horse",
             num_inference_steps=group.steps,
             height=group.resolution.height,
             width=group.resolution.width,
-            num_images_per_prompt=images_of(self.denoiser, group.batch),
+            **(
+                {"num_images_per_prompt": count}
+                if group.frames is None
+                else {"num_videos_per_prompt": count, "num_frames": group.frames}
+            ),
         )
 
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+ClipSize = tuple[int, int, int]
+"""Width, height and frames."""
+
 
 @dataclass(frozen=True)
 class Published:
@@ -20,6 +23,9 @@ class Published:
     """Batch size of one call: 2 if the pipeline puts both halves of classifier-free guidance into one call."""
     resolution: int = 1024
     small_resolution: int = 256
+    clip: ClipSize | None = None
+    """Of a model of clips, in place of the resolution."""
+    small_clip: ClipSize | None = None
 
 
 SDXL = {
@@ -140,10 +146,50 @@ SMALL_AURA_FLOW = {
     **SMALL_TEXT,
     "caption_projection_dim": 128,
 }
+WAN_TI2V_5B = {
+    "num_attention_heads": 24,
+    "in_channels": 48,
+    "out_channels": 48,
+    "ffn_dim": 14336,
+    "num_layers": 30,
+}
+SMALL_WAN = {"num_layers": 4, **SMALL_WIDTH, "text_dim": 128, "freq_dim": 64, "ffn_dim": 256}
+SMALL_LTX2 = {
+    "num_layers": 4,
+    **SMALL_WIDTH,
+    "cross_attention_dim": 128,
+    "audio_num_attention_heads": 4,
+    "audio_attention_head_dim": 16,
+    "audio_cross_attention_dim": 64,
+    "caption_channels": 128,
+}
+SMALL_H3 = {
+    "num_layers": 4,
+    **SMALL_WIDTH,
+    "hidden_size": 128,
+    "num_refiner_layers": 1,
+    "ffn_dim": 256,
+    "text_dim": 128,
+    "freq_dim": 64,
+    "time_embed_hidden_dim": 128,
+    "time_embed_dim": 64,
+    "rope_freq_dim": 4,
+}
+SMALL_HUNYUAN15 = {
+    "num_layers": 4,
+    **SMALL_WIDTH,
+    "num_refiner_layers": 1,
+    "text_embed_dim": 128,
+    "text_embed_2_dim": 64,
+    "image_embed_dim": 64,
+    "rope_axes_dim": (8, 12, 12),
+}
 UNET, FLUX, SD3 = "UNet2DConditionModel", "FluxTransformer2DModel", "SD3Transformer2DModel"
 FLUX2, FLUX3, CHROMA = "Flux2Transformer2DModel", "Flux3Transformer2DModel", "ChromaTransformer2DModel"
 QWEN, QWEN21, Z_IMAGE = "QwenImageTransformer2DModel", "QwenImage21Transformer2DModel", "ZImageTransformer2DModel"
 KREA2, AURA_FLOW = "Krea2Transformer2DModel", "AuraFlowTransformer2DModel"
+WAN, LTX2 = "WanTransformer3DModel", "LTX2VideoTransformer3DModel"
+H3, HUNYUAN15 = "MiniMaxH3Transformer3DModel", "HunyuanVideo15Transformer3DModel"
 MODELS: Mapping[str, Published] = {
     "sdxl": Published(UNET, SDXL, SMALL_SDXL, batch=2, small_resolution=512),
     "sd15": Published(UNET, {"sample_size": 64, "cross_attention_dim": 768}, SMALL_SD15, batch=2, resolution=512),
@@ -159,4 +205,10 @@ MODELS: Mapping[str, Published] = {
     "krea2": Published(KREA2, {}, SMALL_KREA2),
     "chroma": Published(CHROMA, {}, SMALL_CHROMA),
     "auraflow": Published(AURA_FLOW, {"pos_embed_max_size": 96 * 96}, SMALL_AURA_FLOW, batch=2),
+    "wan": Published(WAN, {}, SMALL_WAN, clip=(1280, 720, 81), small_clip=(192, 128, 9)),
+    "wan-480p": Published(WAN, {}, SMALL_WAN, clip=(832, 480, 81), small_clip=(192, 128, 9)),
+    "wan-ti2v-5b": Published(WAN, WAN_TI2V_5B, SMALL_WAN, clip=(1280, 704, 121), small_clip=(256, 192, 9)),
+    "ltx2": Published(LTX2, {}, SMALL_LTX2, batch=2, clip=(768, 512, 121), small_clip=(256, 192, 17)),
+    "h3": Published(H3, {}, SMALL_H3, clip=(1344, 768, 124), small_clip=(256, 192, 22)),
+    "hunyuan15": Published(HUNYUAN15, {}, SMALL_HUNYUAN15, clip=(848, 480, 121), small_clip=(192, 128, 9)),
 }

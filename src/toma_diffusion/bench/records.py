@@ -66,9 +66,13 @@ class Row:
     baseline_drift: float | None = None
     """Relative change of the baseline's time from the beginning of the group to its end. If it is far from 0, something
     else was using the machine, and the speed-up means nothing. Empty until the group is finished."""
+    frames: str = ""
+    """Of a clip. Empty for images."""
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
+NEW_COLUMNS: Mapping[str, str] = {"frames": ""}
+"""Columns that older files do not have, with what they then mean."""
 
 
 class Records:
@@ -129,8 +133,9 @@ def read(path: Path) -> list[dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ()) == COLUMNS:
-                return list(reader)
+            found = tuple(reader.fieldnames or ())
+            if found in (COLUMNS, tuple(name for name in COLUMNS if name not in NEW_COLUMNS)):
+                return [{**NEW_COLUMNS, **row} for row in reader]
     except (UnicodeDecodeError, csv.Error):
         pass  # not even a CSV file
     raise UsageError(

@@ -46,12 +46,14 @@ class Group:
     steps: int
     cache: float | None
     dtype: str
+    frames: int | None = None
+    """Of a clip."""
 
     @property
     def key(self) -> dict[str, str]:
         """The columns that distinguish it from other groups."""
-        cache = "" if self.cache is None else f"{self.cache:g}"
-        return {name: str(value) for name, value in vars(self).items()} | {"cache": cache}
+        optional = {"cache": "" if self.cache is None else f"{self.cache:g}", "frames": str(self.frames or "")}
+        return {name: str(value) for name, value in vars(self).items()} | optional
 
     def __str__(self) -> str:
         how = self.mode if self.compile == "none" else f"{self.mode}, compiled by {self.compile}"
@@ -62,7 +64,8 @@ class Group:
                 "graphs": "the whole compiled and captured as CUDA graphs",
             }[self.compile]
         cached = "" if self.cache is None else f", first-block cache {self.cache:g}"
-        return f"{self.model}, {self.resolution}, batch {self.batch}, {self.dtype}, {self.steps} steps, {how}{cached}"
+        size = f"{self.resolution}, {self.frames} frames" if self.frames else f"{self.resolution}"
+        return f"{self.model}, {size}, batch {self.batch}, {self.dtype}, {self.steps} steps, {how}{cached}"
 
 
 def compare(
@@ -107,6 +110,8 @@ class Scenario:
     cache: float | None
     shortcuts: tuple[Shortcut, ...] = ()
     """Other ways to save time, to compare with."""
+    frames: int | None = None
+    """Of a clip."""
 
     def __post_init__(self) -> None:
         for shortcut in self.shortcuts:
@@ -154,6 +159,7 @@ class Scenario:
                 self.steps,
                 self.cache,
                 dtype,
+                self.frames,
             )
             for resolution in self.resolutions
             for batch in self.batches

@@ -26,7 +26,8 @@ def bench(
         str,
         typer.Option(
             help="Random weights: sdxl, sd15, sd35, flux, flux2, flux2-klein, flux2-klein-4b, flux3, qwen-image, "
-            "qwen-image-21, z-image, krea2, chroma, auraflow. Or bundled, bundled-4step, a folder, a file, a hub id."
+            "qwen-image-21, z-image, krea2, chroma, auraflow; of clips wan, wan-480p, wan-ti2v-5b, ltx2, h3, "
+            "hunyuan15. Or bundled, bundled-4step, a folder, a file, a hub id."
         ),
     ] = "sdxl",
     size: Annotated[str, typer.Option(help="real or small. auto: real on a GPU, small on a CPU.")] = "auto",
@@ -40,6 +41,7 @@ def bench(
     ratios: Annotated[str, typer.Option(help="Fractions of the tokens to remove.")] = "0.25,0.5,0.75",
     scopes: Annotated[str, typer.Option(help="module, block, stage. Default: those of the methods.")] = "",
     resolution: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. A list is allowed.")] = "",
+    frames: Annotated[int | None, typer.Option(help="Of a clip. Default: those of the model, 81 of wan.")] = None,
     batch: Annotated[str, typer.Option(help="Batch size of a call, with guidance. A list is allowed.")] = "",
     modes: Annotated[
         str, typer.Option(help="eager, compiled, graph (CUDA graphs). Default: all on a GPU, eager on a CPU.")
@@ -97,7 +99,7 @@ def bench(
         scopes=tuple(split_list(scopes)),
         resolutions=tuple(
             Resolution.parse(text, denoiser.family.multiple)
-            for text in split_list(resolution) or [str(denoiser.default_resolution)]
+            for text in split_list(resolution) or [denoiser.default_size]
         ),
         batches=tuple(numbers("batch", batch, int)) or (denoiser.default_batch,),
         modes=parsed_modes,
@@ -108,6 +110,7 @@ def bench(
         pipeline=pipeline,
         cache=cache,
         shortcuts=shortcuts,
+        frames=denoiser.frames_of(frames),
     )
     if cache is not None and not hasattr(denoiser.model, "enable_cache"):
         raise UsageError(f"--cache {cache:g}: a {type(denoiser.model).__name__} has no block cache; transformers do.")

@@ -1,4 +1,4 @@
-"""`toma eval`: measure what merging, and other ways to save time, do to images."""
+"""`toma eval`: measure what merging, and other ways to save time, do to images or clips."""
 
 from __future__ import annotations
 
@@ -56,6 +56,9 @@ def evaluate_command(
         float | None, typer.Option(help="Guidance scale. Default: that of the pipeline; of bundled-4step 1: none.")
     ] = None,
     size: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. Default: that of the pipeline.")] = "",
+    frames: Annotated[int | None, typer.Option(help="Of a clip. Default: those of the pipeline.")] = None,
+    fps: Annotated[float | None, typer.Option(help="Frames per second of a clip. Default: those of the model.")] = None,
+    image: Annotated[Path | None, typer.Option(help="What all clips of an image-to-video pipeline begin with.")] = None,
     batch: Annotated[int, typer.Option(help="Images in one call of the pipeline. Not for merging on Flux.")] = 1,
     time_of: Annotated[
         str,
@@ -64,7 +67,10 @@ def evaluate_command(
         ),
     ] = "",
     metrics: Annotated[
-        str, typer.Option(help="Some of mse,psnr,ssim,lpips,dino,clip_t,fid,kid. Default: all that are available.")
+        str,
+        typer.Option(
+            help="Some of mse,psnr,ssim,lpips,dino,clip_t,fid,kid, and of clips flicker. Default: all that there are."
+        ),
     ] = "",
     lpips_weights: Annotated[Path | None, typer.Option(help="A .safetensors file.")] = None,
     inception_weights: Annotated[Path | None, typer.Option(help="A TorchScript file, for FID and KID.")] = None,
@@ -76,7 +82,8 @@ def evaluate_command(
     output: Annotated[Path, typer.Option(help="Folder of the run. The same command resumes it.")] = Path("eval"),
     commit: Annotated[str | None, typer.Option(help="Commit to record. Default: that of the checkout.")] = None,
 ) -> None:
-    """Generate the same images without and with merging, fewer steps or caches, score them, and write one CSV row each.
+    """Generate the same images or clips without and with merging, fewer steps or caches, score them, and write one
+    CSV row each.
 
     On several GPUs: accelerate launch -m toma_diffusion.cli eval ...
     """
@@ -92,9 +99,12 @@ def evaluate_command(
     from toma_diffusion.experiments.costs import StepCosts
     from toma_diffusion.experiments.facts import gather_facts
     from toma_diffusion.experiments.parsing import Resolution, split_list
-    from toma_diffusion.metrics import METRICS, Weights, open_metrics
+    from toma_diffusion.metrics import CLIP_METRICS, METRICS, Weights, check_names, open_metrics
+    from toma_diffusion.metrics.base import describe_file
     from toma_diffusion.metrics.features import CLIP, DINO
     from toma_diffusion.pipelines.checkpoints import fingerprint, load_pipeline, public_name, steps_and_guidance
+    from toma_diffusion.pipelines.clips import ClipRequest, check_request
+    from toma_diffusion.pipelines.generation import makes_clips
 
     where = find_device(device)
     # Processes wait for each other only between phases, which may be long.
@@ -103,10 +113,15 @@ def evaluate_command(
     console = Console(markup=False, quiet=not state.is_main_process)
     chosen_prompts, chosen_seeds = _items(prompts, template, seeds, protocol)
     resolution = Resolution.parse(size, 8) if size else None
-    chosen_metrics = tuple(split_list(metrics)) or METRICS
+    check_names(split_list(metrics))
     weights = Weights(lpips_weights, inception_weights, real_images, dino or DINO, clip or CLIP)
-    opened = open_metrics(chosen_metrics, weights, where)
     pipe = load_pipeline(model, str(where), dtype or None)
+    clips = makes_clips(pipe)
+    if clips or (frames, fps, image) != (None, None, None):
+        check_request(pipe, ClipRequest("", frames=frames, fps=fps, image=image))
+    usual_metrics = [name for name in METRICS if clips or name not in CLIP_METRICS]
+    chosen_metrics = tuple(split_list(metrics) or usual_metrics)
+    opened = open_metrics(chosen_metrics, weights, where, clips=clips)
     denoiser = find_denoiser(pipe)
     if time_of:
         StepCosts.load(time_of)  # raises if there are none
@@ -130,6 +145,10 @@ def evaluate_command(
         width=resolution.width if resolution else None,
         height=resolution.height if resolution else None,
         batch=batch,
+        clips=clips,
+        frames=frames,
+        fps=fps,
+        image="" if image is None else describe_file(image),
         dtype=str(pipe.dtype).removeprefix("torch."),
         weights=fingerprint(pipe),
         blocks=count_blocks(denoiser),
@@ -142,7 +161,7 @@ def evaluate_command(
     known = len(opened.missing)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        evaluate(folder, pipe, opened, state, progress)
+        evaluate(folder, pipe, opened, state, progress, image)
     _print_left_out(console, opened.missing[known:])
     console.print(to_rich(folder))
     for note in notes_of(folder):

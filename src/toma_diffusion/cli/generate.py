@@ -1,4 +1,4 @@
-"""`toma generate`: one image with merged tokens, or a comparison with the image without merging."""
+"""`toma generate`: one image or clip with merged tokens, or a comparison with the one without merging."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from toma_diffusion.cli.options import find_device, report_user_errors
 from toma_diffusion.errors import UsageError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from rich.console import Console
 
+    from toma_diffusion.cli.generated import Generated
     from toma_diffusion.hooks.handle import ToMAHandle
     from toma_diffusion.hooks.summary import Summary
     from toma_diffusion.pipelines.generation import ImageRequest
@@ -51,32 +51,39 @@ def generate(
     negative_prompt: Annotated[str | None, typer.Option(help="What the image should not show.")] = None,
     width: Annotated[int | None, typer.Option(help="In pixels, with --height. Default: that of the pipeline.")] = None,
     height: Annotated[int | None, typer.Option(help="In pixels, with --width. Default: that of the pipeline.")] = None,
+    frames: Annotated[int | None, typer.Option(help="Of a clip. Default: those of the pipeline.")] = None,
+    fps: Annotated[float | None, typer.Option(help="Frames per second of a clip. Default: those of the model.")] = None,
+    image: Annotated[Path | None, typer.Option(help="What an image-to-video pipeline begins with.")] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Write two images side by side: without and with merging.")
+        bool, typer.Option("--compare", help="Write two images or clips side by side: without and with merging.")
     ] = False,
-    output: Annotated[Path, typer.Option(help="The PNG file to write. Its metadata holds all settings.")] = Path(
-        "toma.png"
-    ),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file to write: toma.png, or of a clip toma.mp4. Its metadata holds all settings; those of a clip "
+            "are in toma.json too."
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
 ) -> None:
-    """Generate one image with merged tokens, print what was merged and how long it took, and save it as PNG."""
-    from dataclasses import asdict
-
+    """Generate one image or clip with merged tokens, print what was merged and how long it took, and save it as PNG or
+    mp4."""
     from rich.console import Console
 
     from toma_diffusion import apply_toma
     from toma_diffusion.api import DEFAULT_PRESET
+    from toma_diffusion.cli import generated
     from toma_diffusion.cli.generate_tuned import check_options, generate_tuned
     from toma_diffusion.experiments.cells import MethodSpec
     from toma_diffusion.files import check_writable
     from toma_diffusion.pipelines.checkpoints import load_pipeline, public_name, steps_and_guidance
-    from toma_diffusion.pipelines.generation import ImageRequest, write_png
+    from toma_diffusion.pipelines.clips import settings_of
+    from toma_diffusion.pipelines.generation import ImageRequest, makes_clips
     from toma_diffusion.tuned import Tuned
 
     console = Console(markup=False)
-    if output.suffix != ".png":
-        raise UsageError(f"output {str(output)!r} is not a PNG file: end it in .png, which can hold the settings.")
+    generated.check_ending(output)
     if compare:
         _check_installed("matplotlib", "torchmetrics")
     tuned = None if config is None else Tuned.read(config)
@@ -89,6 +96,8 @@ def generate(
     method = MethodSpec.parse(preset) if preset else None
     changes: dict[str, Any] = {} if ratio is None else {"ratio": ratio}
     pipe: Any = load_pipeline(model, str(find_device(device)), dtype or None)
+    request = generated.request_of(pipe, request, frames, fps, image)
+    path = generated.output_of(pipe, output)
     about: dict[str, Any] = {
         "model": public_name(model),
         "device": str(pipe.device),
@@ -96,49 +105,58 @@ def generate(
         **_versions(),
     }
     if tuned is not None:
-        check_writable(output)
-        image, noted = generate_tuned(tuned, pipe, request, console, _generate, compare=compare)
-        write_png(image, output, about | noted)
-        console.print(f"Wrote {output}", soft_wrap=True, highlight=False)
+        if makes_clips(pipe):
+            raise UsageError(f"--config {str(config)!r} is for images: leave it out with a {type(pipe).__name__}.")
+        check_writable(path)
+        made, noted = generate_tuned(tuned, pipe, request, console, _generate, compare=compare)
+        _write(console, {path: (made, about | noted)})
         return
     handle = (
         apply_toma(pipe, **changes)
         if method is None
         else apply_toma(pipe, method.preset, **dict(method.overrides) | changes)
     )
-    check_writable(output)
+    check_writable(path)
 
     if compare:
         _warm_up(pipe, handle, request)
-    image, seconds = _generate(pipe, request, console, "generating")
+    made, seconds = _generate(pipe, request, console, "generating")
     summary = handle.summary()
-    for line in _in_short(summary):
+    for line in [*generated.describe(pipe, made), *_in_short(summary)]:
         console.print(line, highlight=False)
     settings = {
         **about,
-        **asdict(request),
+        **settings_of(request),
         "method": preset or DEFAULT_PRESET,
         "config": summary.config.to_dict(),
         "seconds": round(seconds, 3),
     }
+    files = {path: (made, settings)}
     if compare:
-        from toma_diffusion.metrics.base import Sample
-        from toma_diffusion.metrics.pixels import Psnr
-        from toma_diffusion.report.sheet import make_sheet
-
         handle.enabled = False
         unmerged, unmerged_seconds = _generate(pipe, request, console, "generating the original")
-        psnr = Psnr().score(Sample(image.convert("RGB"), prompt, unmerged.convert("RGB")))
+        psnr = generated.psnr_of(made, unmerged, prompt)
         console.print(f"{unmerged_seconds:.2f} s as it is", highlight=False)
         result = f"{seconds:.2f} s, {unmerged_seconds / seconds:.2f}× as fast, PSNR {psnr:.1f} dB"
-        settings |= {"unmerged_seconds": round(unmerged_seconds, 3), "psnr": f"{psnr:.3f}"}
+        compared = settings | {"unmerged_seconds": round(unmerged_seconds, 3), "psnr": f"{psnr:.3f}"}
         captions = [f"original: {unmerged_seconds:.2f} s", f"{_title(summary)}: {result}"]
-        image = make_sheet([unmerged, image], captions, columns=2)
+        files = {path: (generated.side_by_side(unmerged, made, captions), compared)}
+        if makes_clips(pipe):
+            original = settings | {"method": None, "config": None, "seconds": round(unmerged_seconds, 3)}
+            files[path.with_stem(f"{path.stem}-original")] = (unmerged, original)
+            files[path.with_stem(f"{path.stem}-merged")] = (made, settings)
     else:
         result = f"{seconds:.2f} s"
     console.print(f"{result} with {_title(summary)}", highlight=False)
-    write_png(image, output, settings)
-    console.print(f"Wrote {output}", soft_wrap=True, highlight=False)
+    _write(console, files)
+
+
+def _write(console: Console, files: dict[Path, tuple[Generated, dict[str, Any]]]) -> None:
+    from toma_diffusion.cli import generated
+
+    for path, (made, settings) in files.items():
+        written = generated.write(made, path, settings)
+        console.print(f"Wrote {', '.join(map(str, written))}", soft_wrap=True, highlight=False)
 
 
 def _check_installed(*packages: str) -> None:
@@ -153,27 +171,27 @@ def _warm_up(pipe: Any, handle: ToMAHandle, request: ImageRequest) -> None:
     """One step without and one with merging, so that neither time includes what happens only once."""
     from dataclasses import replace
 
-    from toma_diffusion.pipelines.generation import generate_image
+    from toma_diffusion.pipelines.clips import generate as generate_all
 
     for enabled in (False, True):
         handle.enabled = enabled
-        generate_image(pipe, replace(request, steps=1))
+        generate_all(pipe, [replace(request, steps=1)])
 
 
-def _generate(pipe: Any, request: ImageRequest, console: Console, what: str) -> tuple[Image, float]:
-    """The image, and how many seconds the pipeline took."""
+def _generate(pipe: Any, request: ImageRequest, console: Console, what: str) -> tuple[Any, float]:
+    """The image or clip, and how many seconds the pipeline took."""
     from time import perf_counter
 
     from rich.progress import Progress
 
-    from toma_diffusion.pipelines.generation import generate_image
+    from toma_diffusion.pipelines.clips import generate as generate_all
 
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task(what, total=request.steps)
         start = perf_counter()
         # The image is on the CPU when it returns, so that no GPU work is pending.
-        image = generate_image(pipe, request, lambda step: progress.advance(bar))
-        return image, perf_counter() - start
+        (made,) = generate_all(pipe, [request], lambda step: progress.advance(bar))
+        return made, perf_counter() - start
 
 
 def _title(summary: Summary) -> str:

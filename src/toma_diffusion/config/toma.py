@@ -74,9 +74,9 @@ class ToMAConfig(Config):
     """Requested frames of a region, for tiles in a video: with 256 tokens, 4 frames of 8×8. 1 merges within each frame
     alone. Images have one frame."""
 
-    frame_weight: float = 0.3
-    """How much nearness in time counts in a video, like `distance_weight`: times the square of the distance in frames,
-    measured in `region_frames`."""
+    frame_weight: float | None = None
+    """How much nearness in time counts in a video: times the square of the distance in frames, measured in frames of a
+    region. None: as much as `distance_weight`."""
 
     guidance_parts: int | str = "auto"
     """Which samples share one plan because they are the same picture with another prompt, as in classifier-free
@@ -136,7 +136,7 @@ class ToMAConfig(Config):
         scale: object = self.scale
         scale = math.inf if scale == "inf" else scale
         self._set("scale", check_number("scale", scale, "a number above 0, or math.inf", lambda x: x > 0))
-        for name in ("distance_weight", "frame_weight"):
+        for name in ("distance_weight", "frame_weight") if self.frame_weight is not None else ("distance_weight",):
             self._set(name, check_number(name, getattr(self, name), "0 or more, and finite", _is_finite))
         for name in ("region_tokens", "selection_tokens", "region_frames", "select_every", "reweigh_every"):
             self._set(name, check_integer(name, getattr(self, name), minimum=1))
@@ -199,7 +199,7 @@ def _is_finite(value: float) -> bool:
     return 0 <= value < math.inf
 
 
-_PAPER: Mapping[str, Any] = MappingProxyType({"distance_weight": 0.0, "frame_weight": 0.0, "share": "plan"})
+_PAPER: Mapping[str, Any] = MappingProxyType({"distance_weight": 0.0, "share": "plan"})
 """The paper does not look at distances, and has one plan for all blocks of a kind."""
 _EVERY_STEP: Mapping[str, Any] = MappingProxyType({"select_every": 1, "reweigh_every": 1})
 _LATE: Mapping[str, Any] = MappingProxyType({"scope": "block", "window": (0.5, 1.0), "min_tokens": 512, **_EVERY_STEP})

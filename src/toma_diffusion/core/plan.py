@@ -163,7 +163,8 @@ class MergePlan(Plan):
         self.batch_size = batch_size
         self.parts = parts
         self.joint = joint
-        self.nearness = Nearness(config.distance_weight, parts, config.frame_weight)
+        in_time = config.distance_weight if config.frame_weight is None else config.frame_weight
+        self.nearness = Nearness(config.distance_weight, parts, in_time)
         region = Regions.divide(
             grid, config.region, tokens=config.region_tokens, count=config.num_regions, frames=config.region_frames
         )

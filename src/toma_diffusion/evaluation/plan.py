@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from toma_diffusion.config import Config
@@ -15,6 +16,7 @@ from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.cells import Cell
 from toma_diffusion.experiments.shortcuts import Shortcut, shortcut_from_dict
 from toma_diffusion.methods import config_class
+from toma_diffusion.pipelines.clips import ClipRequest
 from toma_diffusion.pipelines.generation import ImageRequest
 
 BASELINE, NOISE_FLOOR = "baseline", "noise floor"
@@ -154,6 +156,12 @@ class Plan:
     height: int | None = None
     batch: int = 1
     """How many images are generated in one call of the pipeline."""
+    clips: bool = False
+    """Whether its images are clips, which have the three fields below."""
+    frames: int | None = None
+    fps: float | None = None
+    image: str = ""
+    """Name and hash of the image that all clips begin with, if they do."""
     dtype: str = ""
     weights: str = ""
     """Fingerprint of the model's weights: a model may be trained again in the same folder."""
@@ -168,7 +176,7 @@ class Plan:
         if not self.prompts or not self.seeds:
             raise UsageError("a run needs at least one prompt and one seed.")
         for seed in self.seeds:
-            ImageRequest("", seed, self.steps, self.guidance, self.width, self.height)  # checks the values
+            self.request(Item(0, "", seed), self.steps)  # checks the values
         check_integer("batch", self.batch, minimum=1)
         repeated = sorted({seed for seed in self.seeds if self.seeds.count(seed) > 1})
         if repeated:
@@ -196,6 +204,13 @@ class Plan:
     def baseline(self) -> Variant:
         """The variant that the others are compared with."""
         return self.variants[0]
+
+    def request(self, item: Item, steps: int, image: Path | None = None) -> ImageRequest:
+        """What an item asks of the pipeline. Where the image is, the plan does not say: a path is private."""
+        common = (item.prompt, item.seed, steps, self.guidance, self.width, self.height)
+        if not self.clips:
+            return ImageRequest(*common)
+        return ClipRequest(*common, frames=self.frames, fps=self.fps, image=image)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

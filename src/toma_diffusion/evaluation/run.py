@@ -18,8 +18,9 @@ from toma_diffusion.evaluation.plan import NOISE_FLOOR, Item, Variant
 from toma_diffusion.evaluation.table import COLUMNS, SECONDS, SKIPPED, rows_of
 from toma_diffusion.experiments.shortcuts import FewerSteps
 from toma_diffusion.experiments.shortcuts.skipped import SkippedSteps
-from toma_diffusion.metrics import ImageMetric, MetricSet, Sample, UnavailableError
-from toma_diffusion.pipelines.generation import ImageRequest, generate_images, read_settings, write_png
+from toma_diffusion.metrics import ClipMetric, ClipSample, ImageMetric, MetricSet, Sample, UnavailableError
+from toma_diffusion.pipelines.clips import generate, read_clip, settings_of, write_lossless
+from toma_diffusion.pipelines.generation import ImageRequest, read_settings
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -33,7 +34,12 @@ Task = TypeVar("Task")
 
 
 def evaluate(
-    folder: RunFolder, pipe: Any, metrics: MetricSet, state: PartialState, progress: Progress | None = None
+    folder: RunFolder,
+    pipe: Any,
+    metrics: MetricSet,
+    state: PartialState,
+    progress: Progress | None = None,
+    image: Path | None = None,
 ) -> list[dict[str, str]]:
     """Generate and score what is missing in a run, and write its table.
 
@@ -43,11 +49,12 @@ def evaluate(
         metrics: those of the plan that can be computed here.
         state: of this process, from accelerate. Each process does its share. The first writes the table.
         progress: shows the progress of this process.
+        image: what the clips of an image-to-video pipeline begin with.
 
     Returns:
         The rows of the table.
     """
-    work = _Work(folder, pipe, metrics, state, progress)
+    work = _Work(folder, pipe, metrics, state, progress, image)
     work.generate()
     work.score()
     work.score_jointly()
@@ -64,6 +71,7 @@ class _Work:
     metrics: MetricSet
     state: PartialState
     progress: Progress | None
+    image: Path | None
     fitted: dict[Variant, Variant] = field(default_factory=dict)
     """The variants that have been warmed up, and what was fitted to the model."""
 
@@ -96,11 +104,11 @@ class _Work:
         counting = SkippedSteps(find_denoiser(self.pipe)) if caches else nullcontext()
         with counting, applied(self.pipe, self.fitted[variant], self.folder.plan.steps):
             started = perf_counter()
-            images = generate_images(self.pipe, requests)
+            images = generate(self.pipe, requests)
             seconds = (perf_counter() - started) / len(batch)
         counted = {SKIPPED: counting.share} if isinstance(counting, SkippedSteps) else {}
         for item, request, image in zip(batch, requests, images, strict=True):
-            settings = asdict(request) | {
+            settings = settings_of(request) | {
                 SECONDS: round(seconds, 4),
                 **counted,
                 "batch": len(batch),
@@ -108,12 +116,11 @@ class _Work:
                 "variant": variant.to_dict(),
                 **asdict(self.folder.facts),
             }
-            write_png(image, self.folder.image_path(variant, item), settings)
+            write_lossless(image, self.folder.image_path(variant, item), settings)
 
     def _requests(self, variant: Variant, batch: Sequence[Item]) -> list[ImageRequest]:
         plan = self.folder.plan
-        steps = variant.steps_of(plan.steps)
-        return [ImageRequest(item.prompt, item.seed, steps, plan.guidance, plan.width, plan.height) for item in batch]
+        return [plan.request(item, variant.steps_of(plan.steps), self.image) for item in batch]
 
     def score(self) -> None:
         """Score all images that lack one of these metrics, or have it from other weights."""
@@ -134,29 +141,41 @@ class _Work:
         scores = self.folder.item_scores(variant, item)
         return SECONDS not in scores.values or bool(self._lacking(variant, scores))
 
-    def _lacking(self, variant: Variant, scores: Scores) -> list[ImageMetric]:
+    @property
+    def _metrics(self) -> Sequence[ImageMetric | ClipMetric]:
+        return self.metrics.clip if self.folder.plan.clips else self.metrics.image
+
+    def _lacking(self, variant: Variant, scores: Scores) -> list[ImageMetric | ClipMetric]:
         has_reference = variant != self.folder.plan.baseline
-        possible = [metric for metric in self.metrics.image if has_reference or not metric.needs_reference]
+        possible = [metric for metric in self._metrics if has_reference or not metric.needs_reference]
         return [metric for metric in possible if not scores.has(metric.name, metric.source)]
 
     def _score(self, variant: Variant, batch: Sequence[Item]) -> None:
         """Compute what each image lacks, of several images at once."""
         baseline = self.folder.plan.baseline
         scores = {item: self.folder.item_scores(variant, item) for item in batch}
-        samples = {}
+        samples: dict[Item, Any] = {}
+        sample = ClipSample if self.folder.plan.clips else Sample
         for item in batch:
             path = self.folder.image_path(variant, item)
-            reference = None if variant == baseline else _read(self.folder.image_path(baseline, item))
-            samples[item] = Sample(_read(path), item.prompt, reference)
+            reference = None if variant == baseline else self._read(self.folder.image_path(baseline, item))
+            samples[item] = sample(self._read(path), item.prompt, reference)
             settings = read_settings(path)
             scores[item].values.update({name: float(settings[name]) for name in (SECONDS, SKIPPED) if name in settings})
-        for metric in self.metrics.image:
+        for metric in self._metrics:
             lacking = [item for item in batch if metric in self._lacking(variant, scores[item])]
             for item, value in zip(lacking, metric.scores([samples[each] for each in lacking]), strict=True):
                 scores[item].values[metric.name] = value
                 scores[item].sources[metric.name] = metric.source
         for item in batch:
             self.folder.write_item_scores(variant, item, scores[item])
+
+    def _read(self, path: Path) -> Any:
+        """An image, or the frames of a clip."""
+        if self.folder.plan.clips:
+            return read_clip(path).frames
+        with Image.open(path) as file:
+            return file.convert("RGB")
 
     def score_jointly(self) -> None:
         """Compute FID and KID. They need all images of a variant, so that each process does whole variants."""
@@ -211,7 +230,7 @@ def warm_up(pipe: Any, requests: Sequence[ImageRequest]) -> None:
     """Generate images that do not count: all steps on a GPU, where the first step of each kind compiles kernels."""
     if pipe.device.type == "cpu":
         requests = [replace(each, steps=min(each.steps, WARM_UP_STEPS_ON_A_CPU)) for each in requests]
-    generate_images(pipe, requests)
+    generate(pipe, requests)
 
 
 @contextmanager
@@ -232,12 +251,6 @@ def applied(pipe: Any, variant: Variant, steps: int) -> Iterator[ToMAHandle | No
 def fitted(pipe: Any, variant: Variant, request: ImageRequest) -> Variant:
     """The variant with what its shortcuts have to measure on the model first, by generating an image."""
     shortcuts = tuple(
-        shortcut.fitted(pipe, lambda: generate_images(pipe, [request]), request.steps) for shortcut in variant.shortcuts
+        shortcut.fitted(pipe, lambda: generate(pipe, [request]), request.steps) for shortcut in variant.shortcuts
     )
     return replace(variant, shortcuts=shortcuts)
-
-
-def _read(path: Path) -> Image.Image:
-    with Image.open(path) as file:
-        image: Image.Image = file.convert("RGB")
-    return image

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from toma_diffusion.evaluation.folder import RunFolder, Scores
 from toma_diffusion.evaluation.plan import NOISE_FLOOR, Plan, Variant
 from toma_diffusion.experiments.costs import StepCosts
-from toma_diffusion.metrics import IMAGE_METRICS, JOINT_METRICS, METRICS
+from toma_diffusion.metrics import CLIP_METRICS, IMAGE_METRICS, JOINT_METRICS, METRICS
 from toma_diffusion.metrics.pixels import pool_psnr
+from toma_diffusion.pipelines.clips import read_clip
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +22,7 @@ MEASURED = "measured"
 COLUMNS = (
     *("model", "method", "ratio", "scope", "assign", "settings", "images"),
     *(SECONDS, "speedup", SKIPPED, "gain", "gain_source", *METRICS, "sources"),
-    *("steps", "guidance", "resolution", "dtype"),
+    *("steps", "guidance", "resolution", "frames", "dtype"),
     *("device", "torch", "diffusers", "toma_diffusion", "commit", "date"),
 )
 
@@ -37,7 +38,7 @@ def rows_of(folder: RunFolder) -> list[dict[str, str]]:
         "images": str(len(plan.items)),
         "steps": str(plan.steps),
         "guidance": "" if plan.guidance is None else f"{plan.guidance:g}",
-        "resolution": _resolution(folder),
+        **_size(folder),
         "dtype": plan.dtype,
         "device": facts.gpu,
         "torch": facts.torch,
@@ -99,7 +100,7 @@ def _figures(folder: RunFolder, variant: Variant) -> Scores:
     values = {name: value for name, value in joint.values.items() if name in JOINT_METRICS}
     sources = dict(joint.sources)
     of_items = [folder.item_scores(variant, item) for item in folder.plan.items]
-    for name in (SECONDS, SKIPPED, *IMAGE_METRICS):
+    for name in (SECONDS, SKIPPED, *IMAGE_METRICS, *CLIP_METRICS):
         if all(name in scores.values for scores in of_items):
             origins = {scores.sources.get(name, "") for scores in of_items}
             if len(origins) == 1:
@@ -124,11 +125,14 @@ def _speedup(folder: RunFolder, variant: Variant) -> float | None:
     return median(ratios)
 
 
-def _resolution(folder: RunFolder) -> str:
+def _size(folder: RunFolder) -> dict[str, str]:
+    """Width × height, and the frames of a clip."""
     from PIL import Image
 
-    with Image.open(folder.image_path(folder.plan.baseline, folder.plan.items[0])) as image:
-        return f"{image.width}x{image.height}"
+    path = folder.image_path(folder.plan.baseline, folder.plan.items[0])
+    with Image.open(path) as image:
+        frames = str(len(read_clip(path).frames)) if folder.plan.clips else ""
+        return {"resolution": f"{image.width}x{image.height}", "frames": frames}
 
 
 HEADINGS: Mapping[str, str] = {
@@ -141,6 +145,7 @@ HEADINGS: Mapping[str, str] = {
     "lpips": "LPIPS ↓",
     "dino": "DINO ↓",
     "clip_t": "CLIP-T ↑",
+    "flicker": "Flicker ↓",
     "fid": "FID ↓",
     "kid": "KID ↓",
 }
@@ -154,6 +159,7 @@ FORMATS: Mapping[str, str] = {
     "lpips": ".3f",
     "dino": ".3f",
     "clip_t": ".2f",
+    "flicker": ".2f",
     "fid": ".2f",
     "kid": ".4f",
 }
@@ -167,9 +173,9 @@ def to_rich(folder: RunFolder) -> Table:
     rows = folder.table()
     plan = folder.plan
     shown = [name for name in HEADINGS if any(row.get(name) for row in rows) and (name != "gain" or plan.time_of)]
-    title = (
-        f"{plan.model}, {rows[0]['images']} images of {rows[0]['resolution']}, {plan.steps} steps, {folder.facts.gpu}"
-    )
+    what = f"{rows[0]['images']} {'clips' if plan.clips else 'images'} of {rows[0]['resolution']}"
+    frames = f", {rows[0]['frames']} frames" if plan.clips else ""
+    title = f"{plan.model}, {what}{frames}, {plan.steps} steps, {folder.facts.gpu}"
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("method", overflow="fold")
     for name in shown:

@@ -78,18 +78,30 @@ def generate_images(
     as a whole: ToMeSD and ToFu draw random numbers once, with the seed of the first image; on Flux all images share
     the destinations of merging; the first-block cache compares steps over all images.
     """
-    images: list[Image] = _call(pipe, requests, on_step)
+    _check_makes_images(pipe)
+    images: list[Image] = call(pipe, requests, on_step).images
     return images
 
 
 def generate_latents(pipe: Any, request: ImageRequest, on_step: Callable[[int], None] | None = None) -> Tensor:
     """The latents of one image after the last step, not decoded. Their layout is that of the pipeline."""
-    latents: Tensor = _call(pipe, [request], on_step, output_type="latent")
+    _check_makes_images(pipe)
+    latents: Tensor = call(pipe, [request], on_step, output_type="latent").images
     return latents
 
 
-def _call(pipe: Any, requests: Sequence[ImageRequest], on_step: Callable[[int], None] | None, **more: Any) -> Any:
-    """Call the pipeline, with `more` arguments as they are, and return its images."""
+def makes_clips(pipe: Any) -> bool:
+    """Whether a pipeline generates clips: its call then takes the number of frames."""
+    return "num_frames" in inspect.signature(pipe.__call__).parameters
+
+
+def _check_makes_images(pipe: Any) -> None:
+    if makes_clips(pipe):
+        raise UsageError(f"a {type(pipe).__name__} generates clips, not images: use a pipeline of images here.")
+
+
+def call(pipe: Any, requests: Sequence[ImageRequest], on_step: Callable[[int], None] | None, **more: Any) -> Any:
+    """Call the pipeline once, with `more` arguments as they are, and return its output."""
     first = requests[0]
     for request in requests:
         if replace(request, prompt=first.prompt, seed=first.seed) != first:
@@ -101,7 +113,7 @@ def _call(pipe: Any, requests: Sequence[ImageRequest], on_step: Callable[[int], 
     with torch.random.fork_rng(devices):
         torch.manual_seed(first.seed)  # ToMeSD and ToFu start from torch's own random state
         try:
-            return pipe(**arguments).images
+            return pipe(**arguments)
         except ValueError as error:
             if _is_check_of_arguments(pipe, error):
                 raise UsageError(f"{type(pipe).__name__} does not accept these settings: {error}") from error
@@ -170,7 +182,8 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _callback(taken: Mapping[str, Any], on_step: Callable[[int], None]) -> dict[str, Any]:
-    """The callback as an argument of the pipeline. Newer pipelines pass themselves, and expect changed tensors back."""
+    """The callback as an argument of the pipeline. Newer pipelines pass themselves, and expect changed tensors back. A
+    few take none."""
     if "callback_on_step_end" in taken:
 
         def after_step(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -178,4 +191,4 @@ def _callback(taken: Mapping[str, Any], on_step: Callable[[int], None]) -> dict[
             return {}
 
         return {"callback_on_step_end": after_step}
-    return {"callback": lambda step, timestep, latents: on_step(step)}
+    return {"callback": lambda step, timestep, latents: on_step(step)} if "callback" in taken else {}

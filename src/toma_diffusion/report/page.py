@@ -13,7 +13,7 @@ from toma_diffusion.evaluation.plan import Item, Variant
 from toma_diffusion.evaluation.table import FORMATS, HEADINGS
 from toma_diffusion.files import check_writable, replacing
 from toma_diffusion.report.paper_table import paper_table
-from toma_diffusion.report.pictures import data_uri
+from toma_diffusion.report.pictures import Film, data_uri, film_of
 from toma_diffusion.report.plots import gain_against_distance, legend, speed_against_quality
 
 REPORT = "report.html"
@@ -22,10 +22,11 @@ MERGE_MAP = "merge-map.png"
 ASSETS = Path(__file__).with_name("assets")
 MOST_ITEMS = 12
 """Rows of images on a page: more would take long to load. They are spread evenly over the run."""
-LARGEST_IMAGE, LARGEST_MAP = 512, 1400
+MOST_CLIPS = 4
+LARGEST_IMAGE, LARGEST_CLIP, LARGEST_MAP = 512, 384, 1400
 """Longest sides in pixels of what is shown."""
-CAPTION_METRICS = ("psnr", "lpips", "clip_t")
-"""Metrics in the caption of an image."""
+CAPTION_METRICS = ("psnr", "lpips", "clip_t", "flicker")
+"""Metrics in the caption of an image or clip."""
 MEANINGS: Mapping[str, str] = {
     "mse": "mean squared error to the unmerged image, of values from 0 to 255",
     "psnr": "peak signal-to-noise ratio to the unmerged image, in dB, from the mean squared error of all images",
@@ -33,6 +34,8 @@ MEANINGS: Mapping[str, str] = {
     "lpips": "perceptual distance to the unmerged image (AlexNet)",
     "dino": "distance of DINO features to those of the unmerged image",
     "clip_t": "how well the image fits its prompt, by CLIP",
+    "flicker": "mean difference of the changes from frame to frame to those of the unmerged clip, of values from 0 to "
+    "255",
     "fid": "Fréchet distance of Inception features to those of real images",
     "kid": "kernel distance of Inception features to those of real images",
 }
@@ -49,6 +52,8 @@ class Picture:
     width: int
     height: int
     figures: tuple[str, ...]
+    film: Film | None = None
+    """Of a clip, all its frames: the picture is then all of them in one, and its size that of a frame."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ def write_report(folder: RunFolder, output: Path | None = None) -> Path:
         date=folder.date,
         images=len(folder.plan.items),
         resolution=rows[0]["resolution"],
+        frames=rows[0].get("frames", ""),
         table=table,
         front=gain_against_distance(table),
         plots=speed_against_quality(table),
@@ -86,10 +92,12 @@ def write_report(folder: RunFolder, output: Path | None = None) -> Path:
         first_merged=next((i for i, each in enumerate(folder.plan.variants) if each.saves_time), 1),
         merge_map=_merge_map(folder.path / MERGE_MAP),
         configs=[(variant.title, variant.slug, _configuration(variant)) for variant in folder.plan.variants],
-        meanings=[(HEADINGS[name], MEANINGS[name]) for name in table.columns if name in MEANINGS],
+        meanings=[
+            (HEADINGS[name], MEANINGS[name].replace("image", table.thing)) for name in table.columns if name in MEANINGS
+        ],
         sources=_sources(rows),
         css=(ASSETS / "page.css").read_text(encoding="utf-8"),
-        script=(ASSETS / "page.js").read_text(encoding="utf-8"),
+        script=(ASSETS / ("clips.js" if folder.plan.clips else "page.js")).read_text(encoding="utf-8"),
     )
     with replacing(path) as file:
         file.write(page)
@@ -100,17 +108,22 @@ def choose_items(folder: RunFolder) -> list[Item]:
     """The items to show, out of those that have an image of every variant."""
     plan = folder.plan
     finished = [item for item in plan.items if all(folder.image_path(each, item).exists() for each in plan.variants)]
-    if len(finished) <= MOST_ITEMS:
+    most = MOST_CLIPS if plan.clips else MOST_ITEMS
+    if len(finished) <= most:
         return finished
-    return [finished[index * len(finished) // MOST_ITEMS] for index in range(MOST_ITEMS)]
+    return [finished[index * len(finished) // most] for index in range(most)]
 
 
 def _row(folder: RunFolder, item: Item) -> Row:
     pictures = []
     for variant in folder.plan.variants:
-        uri, width, height = data_uri(folder.image_path(variant, item), LARGEST_IMAGE)
+        path, alt = folder.image_path(variant, item), f"{item.prompt}: {variant.title}"
         figures = _figures(folder.item_scores(variant, item).values)
-        pictures.append(Picture(variant.title, f"{item.prompt}: {variant.title}", uri, width, height, figures))
+        if folder.plan.clips:
+            film = film_of(path, LARGEST_CLIP)
+            pictures.append(Picture(variant.title, alt, film.uri, film.width, film.height, figures, film))
+        else:
+            pictures.append(Picture(variant.title, alt, *data_uri(path, LARGEST_IMAGE), figures))
     return Row(item.prompt, item.seed, tuple(pictures))
 
 

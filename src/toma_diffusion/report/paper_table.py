@@ -62,6 +62,8 @@ class PaperTable:
     methods: tuple[Method, ...]
     time_of: str = ""
     """The large model for which gains were computed. Empty: they were measured."""
+    thing: str = "image"
+    """What was generated: `image` or `clip`."""
 
 
 def paper_table(variants: Sequence[Variant], rows: Sequence[Mapping[str, str]]) -> PaperTable:
@@ -86,8 +88,9 @@ def paper_table(variants: Sequence[Variant], rows: Sequence[Mapping[str, str]]) 
     for variant, line in zip(variants, lines, strict=True):
         known = methods.get(variant.family, Method(*variant.family, variant.saves_time, ()))
         methods[variant.family] = replace(known, lines=(*known.lines, line))
-    headings = tuple(LABELS[name] for name in columns)
-    return PaperTable(columns, headings, tuple(methods.values()), "".join(sorted(computed)))
+    thing = "clip" if any(row.get("frames") for row in rows) else "image"
+    headings = tuple(LABELS[name].replace("img", "clip" if thing == "clip" else "img") for name in columns)
+    return PaperTable(columns, headings, tuple(methods.values()), "".join(sorted(computed)), thing)
 
 
 def is_better_low(column: str) -> bool:

@@ -78,12 +78,12 @@ def _plot(table: PaperTable, column: str) -> Plot | None:
         for index, points in enumerate(curves.values()):
             _plot_curve(axis, points, index)
         _plot_unmerged(axis, table, column)
-        axis.set(xlabel="seconds per image (left is faster)", ylabel=_axis_label(column))
+        axis.set(xlabel=f"seconds per {table.thing} (left is faster)", ylabel=_axis_label(column))
         axis.margins(0.12)
         axis.grid(color=INK, alpha=0.12, lw=0.6)
         axis.spines[["top", "right"]].set_visible(False)
 
-    return Plot(column, drawn(column, (4.7, 3.5), draw_all), _describe(column, curves))
+    return Plot(column, drawn(column, (4.7, 3.5), draw_all), _describe(table, column, curves))
 
 
 def drawn(name: str, size: tuple[float, float], draw_on: Callable[[Any], None]) -> str:
@@ -150,13 +150,13 @@ def _axis_label(column: str) -> str:
     return f"{name} ({'lower' if is_better_low(column) else 'higher'} is better)"
 
 
-def _describe(column: str, curves: dict[str, list[tuple[float, float, str]]]) -> str:
+def _describe(table: PaperTable, column: str, curves: dict[str, list[tuple[float, float, str]]]) -> str:
     points_in_words = "; ".join(
         f"{name}: " + ", ".join(f"{y:.4g} in {x:.3g} s at {ratio}" for x, y, ratio in points)
         for name, points in curves.items()
         if points
     )
-    return f"{_axis_label(column)} against seconds per image. {points_in_words}."
+    return f"{_axis_label(column)} against seconds per {table.thing}. {points_in_words}."
 
 
 def _inline(svg: str, column: str) -> str:
