@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 import typer
-from diffusers import DiffusionPipeline, FluxPipeline, ModelMixin, SchedulerMixin, StableDiffusionXLPipeline
+from diffusers import (
+    DiffusionPipeline,
+    FluxPipeline,
+    ModelMixin,
+    SchedulerMixin,
+    StableDiffusionXLPipeline,
+    WanPipeline,
+)
 from tiny_checkpoints import checkpoint
+from tiny_clips import clip_folder
 from torch import nn
 
 import toma_diffusion
@@ -29,6 +37,7 @@ HUB = {
     "stable-diffusion-v1-5/stable-diffusion-v1-5": "sd15",
     "black-forest-labs/FLUX.1-dev": "flux",
 }
+HUB_CLIPS = "Wan-AI/Wan2.1-T2V-14B-Diffusers"
 """The models that pages load from the hub, and the tiny ones that take their place here."""
 MODULES = [
     name
@@ -75,6 +84,8 @@ def tiny_hub(monkeypatch, tmp_path):
 
         def from_pretrained(cls, name, *, subfolder=None, torch_dtype=None, **settings):
             settings |= {} if subfolder is None else {"subfolder": subfolder}
+            if name == HUB_CLIPS:
+                name = clip_folder()
             return load(cls, checkpoint(HUB[name]) if name in HUB else name, **settings)
 
         monkeypatch.setattr(model_class, "from_pretrained", classmethod(from_pretrained))
@@ -84,6 +95,8 @@ def tiny_hub(monkeypatch, tmp_path):
     for pipeline_class in (StableDiffusionXLPipeline, FluxPipeline):
         few_steps = partialmethod(pipeline_class.__call__, num_inference_steps=4)
         monkeypatch.setattr(pipeline_class, "__call__", few_steps)
+    small = {"num_inference_steps": 2, "height": 32, "width": 32}
+    monkeypatch.setattr(WanPipeline, "__call__", partialmethod(WanPipeline.__call__, **small))
     monkeypatch.setattr(DiffusionPipeline, "to", lambda self, *args, **kwargs: self)
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
     monkeypatch.chdir(tmp_path)  # for the images that they save
