@@ -37,6 +37,7 @@ test-browser: $(VENV)/installed-dev ## the playground in a real browser; CHROMIU
 	TOMA_BROWSER=$(CHROMIUM) $(BIN)/python -m pytest tests/playground
 
 test-comfyui: .venv-comfyui/installed ## the ComfyUI nodes, with the ComfyUI in the folder COMFYUI=path
+	@test -d "$(COMFYUI)/comfy" || { echo "usage: make test-comfyui COMFYUI=path (a checkout of ComfyUI)"; exit 1; }
 	TOMA_COMFYUI="$(abspath $(COMFYUI))" .venv-comfyui/bin/python -m pytest tests/comfyui
 
 test-gpu: $(VENV)/installed-dev ## the tests that need a GPU
@@ -70,7 +71,6 @@ $(VENV)/installed-%: pyproject.toml demo-model/pyproject.toml constraints.txt | 
 
 # What the parts of ComfyUI need that these tests import. Without torchvision and torchaudio stand-ins are used.
 .venv-comfyui/installed: pyproject.toml constraints.txt
-	@test -d "$(COMFYUI)/comfy" || { echo "usage: make test-comfyui COMFYUI=path (a checkout of ComfyUI)"; exit 1; }
 	$(PYTHON) -m venv .venv-comfyui
 	.venv-comfyui/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable . av einops hypothesis psutil pydantic-settings pytest pyyaml scipy torchsde transformers

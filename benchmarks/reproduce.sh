@@ -48,13 +48,13 @@ for part in $parts; do
     case $part in
     presets)  # ours as they are, and `toma-stage` as it was; these rows are presets_h200.csv
         before='toma-stage:num_regions=64;distance_weight=0;guidance_parts=1;share=plan;skip_blocks=();select_every=10;reweigh_every=5'
-        for method in fast 'toma-stage:skip_blocks=()' "$before" balanced toma-tile; do
+        for method in toma-stage 'toma-stage:skip_blocks=()' "$before" toma-late toma-tile; do
             bench "presets-sdxl-$(printf %s "$method" | cksum | cut -d' ' -f1)" --model sdxl $graph --bounds none \
                 --methods "$method" --ratios "$ratios"
         done
         bench presets-flux --model flux --modes compiled --steps 4 --repeats 3 --bounds none --methods toma-stage --ratios 0.5
         finish ;;
-    reuse)  # over time, alone and with merging; these rows are reuse_h200.csv. A process for every method: each compiles
+    reuse)  # over time, alone and with merging; these rows will be reuse_h200.csv. A process for every method: each compiles
         # while others are timed, but the next one of a process only when its baseline has been.
         for method in balanced fast faster reuse 'toma-stage:period=2;part=deep' 'toma-late:period=3;part=deep'; do
             for steps in 20 50; do
@@ -72,7 +72,7 @@ for part in $parts; do
         finish ;;
     methods)  # all of them on SDXL and on Stable Diffusion 1.5: 20 processes, some 100 GB on the GPU
         for model in sdxl sd15; do
-            for method in toma toma:scale=1000 toma-stripe toma-tile toma-once toma-stage,todo balanced tomesd tofu; do
+            for method in toma toma:scale=1000 toma-stripe toma-tile toma-once toma-stage,todo toma-late tomesd tofu; do
                 bench "methods-$model-${method//[:,=]/-}" --model $model $graph --bounds none --methods "$method" \
                     --ratios "$ratios"
             done
@@ -124,7 +124,7 @@ for part in $parts; do
         finish ;;
     pipeline)  # what a user gets from handle.compile("graphs"): a denoiser step, and a whole pipeline of twenty
         # steps. Takes long: the whole denoiser is compiled once for each kind of step, 3 to 4 minutes each.
-        for method in balanced fast; do
+        for method in toma-late toma-stage balanced; do
             bench "pipeline-$method" --model sdxl --modes compiled --compile graphs --steps 20 --repeats 15 \
                 --methods $method --ratios 0.5 --bounds none --pipeline
         done

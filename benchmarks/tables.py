@@ -71,8 +71,9 @@ HEADLINE_STEPS = "20"
 HEADLINE_CHANGES = ("", "scale=1000.0", "skip_blocks=[]")
 JUDGES = ("bundled", "flux")
 """The demo models whose images are compared."""
-COUNTED = "†"
-"""Marks a gain that was counted in multiplications, not timed."""
+COUNTED, COMPUTED = "†", "‡"
+"""Mark a gain that was counted in multiplications, not timed; and one that was computed from the share of skipped steps
+and their measured cost."""
 PRESETS_OF_REUSE = ("balanced", "fast", "faster")
 REUSE_SHOWN = (
     *PRESETS_OF_REUSE,
@@ -155,11 +156,13 @@ def headline_table() -> str:
 
 
 def _gain(row: Row | None) -> str:
-    """The gain in time; with a mark where it was counted, not timed."""
+    """The gain in time; with a mark where it was counted or computed, not timed."""
     if row is None or not row["gain"]:
         return MISSING
     gain = f"{float(row['gain']):.2f}×"
-    return f"{gain} {COUNTED}" if "multiplications" in row["gain_source"] else f"**{gain}**"
+    if "multiplications" in row["gain_source"]:
+        return f"{gain} {COUNTED}"
+    return f"{gain} {COMPUTED}" if row["skipped"] else f"**{gain}**"
 
 
 def _nearness(unet: Row | None, flux: Row | None) -> list[str]:

@@ -103,6 +103,13 @@ def test_gains_that_were_counted_are_marked(tables):
     assert [line.split("|")[1].strip() for line in marked] == ["`balanced` (default)", "`fast`", "`faster`"]
 
 
+def test_gains_of_caches_are_marked(tables):
+    """They are computed from the share of steps that a cache skips on a small model."""
+    marked = [line.split("|")[1] for line in tables.headline_table().splitlines() if tables.COMPUTED in line]
+    assert len(marked) == 5
+    assert all("Cache" in label or "TaylorSeer" in label for label in marked)
+
+
 class TestQuality:
     @pytest.fixture
     def add(self, tables, tmp_path, monkeypatch):

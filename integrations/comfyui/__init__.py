@@ -9,7 +9,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "The ToMA nodes need the package toma-diffusion in the Python that runs ComfyUI. "
-        "Install it with that Python: python -m pip install toma-diffusion"
+        "Install it with that Python, in a clone of its repository: python -m pip install ."
     ) from error
 
 __all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS", "comfy_entrypoint"]

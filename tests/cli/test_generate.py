@@ -118,7 +118,7 @@ def test_only_a_comparison_needs_the_metrics(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output", "image.jpg"], "'image.jpg' is not a PNG file"),
+        (["--output", "image.jpg"], "'image.jpg' has an ending that is not supported"),
         (["--ratio", "1.5"], "ratio=1.5 is not allowed"),
         (["--preset", "fats"], "Did you mean 'fast'?"),
         (["--preset", "todo", "--ratio", "0.5"], "ratio=0.5 is not allowed"),

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from toma_diffusion.cli import app
 from toma_diffusion.cli.generated import side_by_side
 from toma_diffusion.pipelines.checkpoints import load_pipeline
-from toma_diffusion.pipelines.clips import ClipRequest, generate_clip
+from toma_diffusion.pipelines.clips import ClipRequest, generate_clip, settings_path
 
 SMALL = ("--width", str(SIZE[0]), "--height", str(SIZE[1]), "--frames", str(FRAMES))
 MERGING = ("--preset", "toma-stage:num_regions=4")
@@ -36,9 +36,9 @@ def test_a_clip_and_all_its_settings(tmp_path):
     assert result.exit_code == 0, result.output
     assert "9 frames of 64×48 at 8 per second" in result.output
     assert "36 → 20 tokens" in result.output  # 5 of every 9
-    assert f"Wrote {output}, {output.with_suffix('.json')}" in result.output
+    assert f"Wrote {output}, {settings_path(output)}" in result.output
     assert decoded(output).shape == (FRAMES, SIZE[1], SIZE[0], 3)
-    settings = json.loads(output.with_suffix(".json").read_text())
+    settings = json.loads(settings_path(output).read_text())
     assert (settings["prompt"], settings["seed"], settings["steps"]) == ("a red apple", 3, 2)
     assert (settings["frames"], settings["fps"], settings["method"]) == (FRAMES, 8.0, MERGING[1])
     assert settings["config"]["num_regions"] == 4
@@ -50,9 +50,9 @@ def test_compared_with_the_unmerged_clip(tmp_path):
     result = invoke(*SMALL, *MERGING, "--compare", "--output", tmp_path / "both.mp4")
     assert result.exit_code == 0, result.output
     assert "× as fast, PSNR " in result.output
-    names = ["both-merged", "both-original", "both"]
+    names = ["both-accelerated", "both-original", "both"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        f"{name}.{ending}" for name in names for ending in ("json", "mp4")
+        f"{name}.{ending}" for name in names for ending in ("mp4", "mp4.json")
     )
     merged, original, both = (decoded(tmp_path / f"{name}.mp4") for name in names)
     plain = array(
@@ -66,9 +66,9 @@ def test_compared_with_the_unmerged_clip(tmp_path):
     left, right = both[:, 8:56, 8:72], both[:, 8:56, 80:144]  # with the white border of a sheet
     assert np.abs(left - original).mean() < 6
     assert np.abs(right - merged).mean() < 6
-    of_original = json.loads((tmp_path / "both-original.json").read_text())
+    of_original = json.loads((tmp_path / "both-original.mp4.json").read_text())
     assert of_original["config"] is None
-    assert float(json.loads((tmp_path / "both.json").read_text())["psnr"]) > 0
+    assert float(json.loads((tmp_path / "both.mp4.json").read_text())["psnr"]) > 0
 
 
 def test_every_frame_is_beside_its_own():
@@ -83,7 +83,7 @@ def test_from_an_image(tmp_path):
     image = ("--image", tmp_path / "orange.png")
     result = invoke(*SMALL, *MERGING, *image, "--output", tmp_path / "clip.mp4", kind="image")
     assert result.exit_code == 0, result.output
-    assert json.loads((tmp_path / "clip.json").read_text())["image"] == "orange.png"  # not its path
+    assert json.loads((tmp_path / "clip.mp4.json").read_text())["image"] == "orange.png"  # not its path
     assert decoded(tmp_path / "clip.mp4").shape == (FRAMES, SIZE[1], SIZE[0], 3)
 
 
@@ -91,7 +91,7 @@ def test_from_an_image(tmp_path):
     ("kind", "arguments", "message"),
     [
         ("text", ("--output", "clip.png"), "'clip.png' does not fit a WanPipeline, which generates a clip"),
-        ("text", ("--output", "clip.gif"), "'clip.gif' is not a PNG file"),
+        ("text", ("--output", "clip.gif"), "'clip.gif' has an ending that is not supported"),
         ("text", ("--image", "nowhere.png"), "cannot be given to a WanPipeline"),
         ("image", (), "begins with an image: give one with --image"),
         ("image", ("--image", "nowhere.png"), "'nowhere.png' cannot be read"),

@@ -198,7 +198,7 @@ class TestFolder:
         )
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert result.returncode == 1
-        assert "pip install toma-diffusion" in result.stderr
+        assert "in a clone of its repository: python -m pip install ." in result.stderr
 
     def test_without_comfyui_the_mappings_are_there(self):
         code = (

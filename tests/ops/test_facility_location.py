@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toma_diffusion.ops import cosine_similarity, facility_location, facility_location_value
+from toma_diffusion.ops.reference import TIE
 
 
 def random_similarity(seed: int, size: int) -> np.ndarray:
@@ -94,7 +95,7 @@ class TestCosineTies:
         for step, pick in enumerate(picks):
             earlier = picks[:step]
             best = max(value(truth, [*earlier, i]) for i in range(40) if i not in earlier)
-            assert value(truth, [*earlier, pick]) >= best - 100 * torch.finfo(dtype).eps
+            assert value(truth, [*earlier, pick]) >= best - TIE - 100 * torch.finfo(dtype).eps
 
 
 class TestProperties:
@@ -103,7 +104,7 @@ class TestProperties:
         num_select = data.draw(st.integers(1, size))
         similarity = random_similarity(seed, size)
         seen = gains(similarity, facility_location(torch.from_numpy(similarity)[None], num_select))
-        assert (np.diff(seen) <= 1e-9).all()
+        assert (np.diff(seen) <= TIE + 1e-9).all()  # of gains that tie, the first is taken
 
     @given(st.integers(1, 5), st.integers(1, 24), st.integers(1, 4), st.data())
     def test_picks_are_distinct_and_in_range(self, batch, size, width, data):

@@ -20,6 +20,7 @@ from toma_diffusion.pipelines.clips import (
     generate_clip,
     generate_clips,
     read_clip,
+    settings_path,
     write_lossless,
     write_mp4,
 )
@@ -156,8 +157,8 @@ class TestFiles:
         found, expected = found[:, :, :33].astype(int), array(moving()).astype(int)
         assert np.abs(found - expected).mean() < 5  # colours have half the resolution
         assert np.abs(found[1:] - expected[:-1]).mean() > 10
-        assert json.loads(path.with_suffix(".json").read_text(encoding="utf-8")) == settings
-        assert sorted(each.name for each in path.parent.iterdir()) == ["clip.json", "clip.mp4"]
+        assert json.loads(settings_path(path).read_text(encoding="utf-8")) == settings
+        assert sorted(each.name for each in path.parent.iterdir()) == ["clip.mp4", "clip.mp4.json"]
 
     def test_the_comment_and_the_rate_of_an_mp4(self, tmp_path):
         write_mp4(moving(), tmp_path / "clip.mp4", {"seed": 3})

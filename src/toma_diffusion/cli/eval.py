@@ -59,7 +59,9 @@ def evaluate_command(
     frames: Annotated[int | None, typer.Option(help="Of a clip. Default: those of the pipeline.")] = None,
     fps: Annotated[float | None, typer.Option(help="Frames per second of a clip. Default: those of the model.")] = None,
     image: Annotated[Path | None, typer.Option(help="What all clips of an image-to-video pipeline begin with.")] = None,
-    batch: Annotated[int, typer.Option(help="Images in one call of the pipeline. Not for merging on Flux.")] = 1,
+    batch: Annotated[
+        int, typer.Option(help="Images in one call of the pipeline. Not for merging on Flux and the like.")
+    ] = 1,
     time_of: Annotated[
         str,
         typer.Option(

@@ -1,4 +1,4 @@
-"""`toma generate`: one image or clip with merged tokens, or a comparison with the one without merging."""
+"""`toma generate`: one image or clip from the faster model, or a comparison with the original."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def generate(
     fps: Annotated[float | None, typer.Option(help="Frames per second of a clip. Default: those of the model.")] = None,
     image: Annotated[Path | None, typer.Option(help="What an image-to-video pipeline begins with.")] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Write two images or clips side by side: without and with merging.")
+        bool, typer.Option("--compare", help="Write the original and the faster one side by side.")
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
             help="The file to write: toma.png, or of a clip toma.mp4. Its metadata holds all settings; those of a clip "
-            "are in toma.json too."
+            "are in toma.mp4.json too."
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
 ) -> None:
-    """Generate one image or clip with merged tokens, print what was merged and how long it took, and save it as PNG or
+    """Generate one image or clip faster, print what was merged and reused and how long it took, and save it as PNG or
     mp4."""
     from rich.console import Console
 
@@ -134,17 +134,17 @@ def generate(
     files = {path: (made, settings)}
     if compare:
         handle.enabled = False
-        unmerged, unmerged_seconds = _generate(pipe, request, console, "generating the original")
-        psnr = generated.psnr_of(made, unmerged, prompt)
-        console.print(f"{unmerged_seconds:.2f} s as it is", highlight=False)
-        result = f"{seconds:.2f} s, {unmerged_seconds / seconds:.2f}× as fast, PSNR {psnr:.1f} dB"
-        compared = settings | {"unmerged_seconds": round(unmerged_seconds, 3), "psnr": f"{psnr:.3f}"}
-        captions = [f"original: {unmerged_seconds:.2f} s", f"{_title(summary)}: {result}"]
-        files = {path: (generated.side_by_side(unmerged, made, captions), compared)}
+        original, original_seconds = _generate(pipe, request, console, "generating the original")
+        psnr = generated.psnr_of(made, original, prompt)
+        console.print(f"{original_seconds:.2f} s as it is", highlight=False)
+        result = f"{seconds:.2f} s, {original_seconds / seconds:.2f}× as fast, PSNR {psnr:.1f} dB"
+        compared = settings | {"original_seconds": round(original_seconds, 3), "psnr": f"{psnr:.3f}"}
+        captions = [f"original: {original_seconds:.2f} s", f"{_title(summary)}: {result}"]
+        files = {path: (generated.side_by_side(original, made, captions), compared)}
         if makes_clips(pipe):
-            original = settings | {"method": None, "config": None, "seconds": round(unmerged_seconds, 3)}
-            files[path.with_stem(f"{path.stem}-original")] = (unmerged, original)
-            files[path.with_stem(f"{path.stem}-merged")] = (made, settings)
+            of_original = settings | {"method": None, "config": None, "seconds": round(original_seconds, 3)}
+            files[path.with_stem(f"{path.stem}-original")] = (original, of_original)
+            files[path.with_stem(f"{path.stem}-accelerated")] = (made, settings)
     else:
         result = f"{seconds:.2f} s"
     console.print(f"{result} with {_title(summary)}", highlight=False)
@@ -168,14 +168,12 @@ def _check_installed(*packages: str) -> None:
 
 
 def _warm_up(pipe: Any, handle: ToMAHandle, request: ImageRequest) -> None:
-    """One step without and one with merging, so that neither time includes what happens only once."""
-    from dataclasses import replace
-
-    from toma_diffusion.pipelines.clips import generate as generate_all
+    """Generate without and with acceleration, so that neither time includes what happens only once."""
+    from toma_diffusion.evaluation.run import warm_up
 
     for enabled in (False, True):
         handle.enabled = enabled
-        generate_all(pipe, [replace(request, steps=1)])
+        warm_up(pipe, [request])
 
 
 def _generate(pipe: Any, request: ImageRequest, console: Console, what: str) -> tuple[Any, float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toma_diffusion.errors import UsageError
-from toma_diffusion.pipelines.clips import Clip, ClipRequest, check_ffmpeg, check_request, write_mp4
+from toma_diffusion.pipelines.clips import Clip, ClipRequest, check_ffmpeg, check_request, settings_path, write_mp4
 from toma_diffusion.pipelines.generation import ImageRequest, makes_clips, write_png
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ def check_ending(output: Path | None) -> None:
     """Raise, before a model is loaded, for files that neither an image nor a clip is written to."""
     if output is not None and output.suffix not in (PNG, MP4):
         raise UsageError(
-            f"output {str(output)!r} is not a PNG file: end it in {PNG}, which can hold the settings, or of a clip in "
-            f"{MP4}."
+            f"output {str(output)!r} has an ending that is not supported: use {PNG} for an image, {MP4} for a clip."
         )
 
 
@@ -91,4 +90,4 @@ def write(generated: Generated, output: Path, settings: dict[str, Any]) -> list[
         return [output]
     of_clip = {"frames": len(generated.frames), "fps": generated.fps}
     write_mp4(generated, output, settings | of_clip)
-    return [output, output.with_suffix(".json")]
+    return [output, settings_path(output)]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from toma_diffusion.cli.options import find_device, report_user_errors
+from toma_diffusion.errors import UsageError
 
 
 @report_user_errors("playground")
@@ -36,11 +37,17 @@ def playground(
     import gradio  # noqa: F401 - if it is not installed, that is said before a model is loaded
 
     from toma_diffusion.metrics import Weights
+    from toma_diffusion.pipelines.generation import makes_clips
     from toma_diffusion.playground.models import Models
     from toma_diffusion.playground.server import serve
 
     models = Models(model, find_device(device), dtype or None, Weights(lpips=lpips_weights))
-    models.pipe(model)  # a model that cannot be loaded is said now
+    pipe = models.pipe(model)  # a model that cannot be loaded is said now
+    if makes_clips(pipe):
+        raise UsageError(
+            f"model {model!r} is a {type(pipe).__name__}, which generates clips: the playground takes pipelines of "
+            "images. Use toma generate --compare."
+        )
     page, address = serve(models, output, port, wait=False)
     typer.echo(f"Open {address} in a browser. Stop with Ctrl+C. Files are in {output}.")
     page.block_thread()

@@ -49,6 +49,7 @@ IN_BFLOAT16 = (
     "CogVideoXTransformer3DModel",
     "MochiTransformer3DModel",
     "FluxPipeline",
+    "Flux2Pipeline",
     "StableDiffusion3Pipeline",
     "ChromaPipeline",
     "ZImagePipeline",

@@ -34,7 +34,7 @@ FASTEST = 120
 """Frames per second."""
 FEWEST_FRAMES = 2
 CONSTANT_QUALITY = "17"
-"""Of x264 (its `crf`): hardly to be told from the frames themselves."""
+"""Of x264 (its `crf`): differences from the frames are hardly visible."""
 INSTALL_VIDEO = "pip install 'toma-diffusion[video]'"
 
 
@@ -180,6 +180,11 @@ def check_ffmpeg() -> None:
         raise UsageError(f"writing an mp4 needs imageio-ffmpeg ({error}): {INSTALL_VIDEO}.") from error
 
 
+def settings_path(path: Path) -> Path:
+    """The JSON file with the settings of a clip: `clip.mp4.json`."""
+    return path.with_name(f"{path.name}.json")
+
+
 def write_mp4(clip: Clip, path: Path, settings: Mapping[str, Any]) -> None:
     """Write a clip as mp4 (H.264), with its settings in its comment and as JSON in a file of the same name.
 
@@ -207,7 +212,7 @@ def write_mp4(clip: Clip, path: Path, settings: Mapping[str, Any]) -> None:
             writer.send(frame.convert("RGB").tobytes())
         writer.close()
         os.replace(unfinished, path)
-    with replacing(path.with_suffix(".json")) as file:
+    with replacing(settings_path(path)) as file:
         file.write(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
 

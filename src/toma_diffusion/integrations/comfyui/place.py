@@ -32,9 +32,9 @@ class Place:
 class PlaceReader:
     """Reads the places of calls, in the order in which they come.
 
-    A step is told by the noise level, `sigmas`: it is the last of `sample_sigmas` that is not below it. So the second
-    call of a sampler that looks at a level between two steps belongs to the step before, and one that looks ahead at
-    the next level belongs to the next step. A pass is told by its conditionings, `uuids`.
+    A step is recognised by the noise level, `sigmas`: it is the last of `sample_sigmas` that is not below it. So the
+    second call of a sampler that looks at a level between two steps belongs to the step before, and one that looks
+    ahead at the next level belongs to the next step. A pass is recognised by its conditionings, `uuids`.
     """
 
     def __init__(self) -> None:
