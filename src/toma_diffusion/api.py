@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,24 +122,32 @@ def _resolve(
 
 
 def remove_toma(pipe_or_model: Any) -> None:
-    """Remove token merging from a pipeline or model. It is then what it was before, bit for bit."""
-    models = [model for model in find_denoisers(pipe_or_model) if find_root(model) is not None]
-    if not models:
-        name = type(find_denoiser(pipe_or_model)).__name__
-        raise RuntimeError(f"apply_toma was not called on this {name}: there is nothing to remove.")
-    ToMAHandle(*models).remove()
+    """Undo `apply_toma` on a pipeline or model. It is then what it was before, bit for bit."""
+    ToMAHandle(*_accelerated(pipe_or_model)).remove()
 
 
 @contextmanager
 def toma_enabled(pipe_or_model: Any, enabled: bool = True) -> Iterator[ToMAHandle]:
-    """Switch token merging on, or off with `enabled=False`, for the duration of a `with` block."""
-    handle = ToMAHandle(*find_denoisers(pipe_or_model))
-    before = handle.enabled
+    """Switch merging and reuse on, or off with `enabled=False`, for the duration of a `with` block."""
+    models = _accelerated(pipe_or_model)
+    before = {model: ToMAHandle(model).enabled for model in models}
+    handle = ToMAHandle(*models)
     handle.enabled = enabled
     try:
         yield handle
     finally:
-        handle.enabled = before
+        for model, was_enabled in before.items():
+            if find_root(model) is not None:
+                ToMAHandle(model).enabled = was_enabled
+
+
+def _accelerated(pipe_or_model: Any) -> list[nn.Module]:
+    """The denoisers on which `apply_toma` was called."""
+    models = [model for model in find_denoisers(pipe_or_model) if find_root(model) is not None]
+    if not models:
+        name = type(find_denoiser(pipe_or_model)).__name__
+        raise RuntimeError(f"apply_toma was not called on this {name}: there is nothing to remove or to switch.")
+    return models
 
 
 def find_denoiser(pipe_or_model: Any) -> nn.Module:
@@ -217,7 +226,13 @@ def _build(
     merges_an_end = config.scope != "module" and any(record.name in ends for record in merged)
     check = LateChanges(config.scope, merges_an_end, bool(parts))
     return RootHook(
-        state, adapter.read_call, check, compiled_blocks, graphs_obstacle, records, [*before, *placements, *after]
+        state,
+        adapter.read_call,
+        check,
+        partial(compiled_blocks, adapter=adapter),
+        partial(graphs_obstacle, adapter=adapter),
+        records,
+        [*before, *placements, *after],
     )
 
 
@@ -278,18 +293,18 @@ class LateChanges:
             )
 
 
-def compiled_blocks(model: nn.Module) -> list[nn.Module]:
-    """What is compiled block by block."""
-    adapter = find_adapter(model)
+def compiled_blocks(model: nn.Module, adapter: Adapter | None = None) -> list[nn.Module]:
+    """What is compiled block by block. The adapter is looked up if it is not given."""
+    adapter = adapter or find_adapter(model)
     blocks = [block.module for block in adapter.blocks(model)] if adapter else []
     return blocks + [module for module in model.modules() if type(module).__name__ == CONVOLUTIONAL_BLOCK]
 
 
-def graphs_obstacle(model: nn.Module) -> str | None:
-    """Why a model cannot be captured as CUDA graphs, if so."""
+def graphs_obstacle(model: nn.Module, adapter: Adapter | None = None) -> str | None:
+    """Why a model cannot be captured as CUDA graphs, if so. The adapter is looked up if it is not given."""
     if _diffusers.has_block_cache(model):
         return "a block cache decides in every step what to run"
     if _diffusers.is_offloaded(model):
         return "weights are offloaded, and move while the model runs"
-    adapter = find_adapter(model)
+    adapter = adapter or find_adapter(model)
     return adapter.untraceable if adapter is not None else None

@@ -327,3 +327,65 @@ def test_a_copy_is_in_no_pipeline(duplicate):
     counter = StepCounter(pipe)
     assert read(counter, latent()).num_steps == 3
     assert read(duplicate(counter), latent()).num_steps is None
+
+
+class Pipeline:
+    """Runs like a pipeline of diffusers: the counter finds it on Python's stack, with its scheduler and its model."""
+
+    def __init__(self, steps: int) -> None:
+        self.transformer = MODEL
+        self.num_timesteps = steps
+        self.scheduler = SimpleNamespace(timesteps=torch.arange(steps))
+
+    def __call__(self, counter: StepCounter, passes: list, begin: int = 0) -> list[Tick]:
+        self.scheduler.timesteps = torch.arange(self.num_timesteps)
+        ticks = []
+        for timestep in self.scheduler.timesteps[begin:]:
+            sample = latent()
+            ticks += [read(counter, sample, conditioning, timestep) for conditioning in passes]
+        return ticks
+
+
+class TestInARunningPipeline:
+    def test_the_same_conditioning_again_is_another_pass(self):
+        """Guidance that leaves out layers calls the model twice with the very same tensors."""
+        prompt, negative = latent(), latent()
+        counter, pipe = StepCounter(), Pipeline(3)
+        ticks = pipe(counter, [prompt, negative, prompt])
+        assert places(ticks) == [(step, ordinal) for step in range(3) for ordinal in range(3)]
+        assert len({tick.generation for tick in ticks}) == 1
+        again = pipe(counter, [prompt, negative, prompt])
+        assert places(again) == places(ticks)
+        assert {tick.generation for tick in again}.isdisjoint(tick.generation for tick in ticks)
+
+    def test_a_denoiser_that_comes_in_late(self):
+        """The second of a pipeline's denoisers, with a counter of its own: its first step is not step 0."""
+        ticks = Pipeline(8)(StepCounter(), [latent()], begin=4)
+        assert [(tick.step, tick.num_steps) for tick in ticks] == [(4, 8), (5, 8), (6, 8), (7, 8)]
+
+    @pytest.mark.parametrize(("steps", "begin", "made"), [(8, 5, 3), (8, 0, 5)])
+    def test_parts_of_a_schedule_begin_with_step_0(self, steps, begin, made):
+        """Image-to-image makes the last steps, a base model before its refiner the first."""
+        timesteps = torch.arange(steps)
+
+        class Part(Pipeline):
+            def __call__(self, counter: StepCounter) -> list[Tick]:
+                prompt = latent()
+                return [read(counter, latent(), prompt, each) for each in timesteps[begin : begin + made]]
+
+        part = Part(steps)
+        part.scheduler.timesteps, part.num_timesteps = timesteps, made
+        assert [(tick.step, tick.num_steps) for tick in part(StepCounter())] == [(step, made) for step in range(made)]
+
+
+class TestGivenValues:
+    def test_parts_count_without_a_pass_too(self):
+        counter = StepCounter()
+        counter.set_step(0, parts=2)
+        assert read(counter, latent(2)).parts == 2
+
+    @pytest.mark.parametrize("wrong", [{"ordinal": -1}, {"ordinal": True}, {"parts": 0}, {"parts": "two"}])
+    def test_wrong_ones_are_quoted(self, wrong):
+        ((name, value),) = wrong.items()
+        with pytest.raises(UsageError, match=f"{name}={value!r} is not allowed"):
+            StepCounter().set_step(0, **wrong)

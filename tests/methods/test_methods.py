@@ -336,3 +336,13 @@ class TestRegister:
         taken = type("Taken", (PerBlockMethod,), {"name": name, "config_class": ToMeSDConfig})
         with pytest.raises(ValueError, match=f"the name '{name}' already"):
             register_method(taken)
+
+    def test_settings_of_another_method_are_refused(self):
+        """By the class of its settings a method is found: the other one would run."""
+        twin = type("Twin", (PerBlockMethod,), {"name": "twin", "config_class": ToMeSDConfig})
+        with pytest.raises(ValueError, match="ToMeSDConfig is the config_class of another method"):
+            register_method(twin)
+        with pytest.raises(ValueError, match="Half needs a name and a config_class"):
+            register_method(type("Half", (PerBlockMethod,), {"name": "half"}))
+        assert "twin" not in METHODS
+        assert "half" not in METHODS

@@ -68,19 +68,12 @@ class LTX2Adapter(Adapter):
         grid = without_first_frame(whole) if may_be_given else whole
         return Call(
             sample=sample,
-            conditioning=_mark_of_pass(given),
+            conditioning=given["encoder_hidden_states"],
             timestep=timestep if given["sigma"] is None else given["sigma"],  # the one that is not changed per token
             grids={"block": grid},
             image_at=whole.num_tokens - grid.num_tokens,
             lengths={"block": length, AUDIO: given[AUDIO].shape[1]},
         )
-
-
-def _mark_of_pass(given: Given) -> Tensor:
-    """The text; or another tensor in passes of guidance that have the same text and leave out a part of the model."""
-    name = AUDIO if given["spatio_temporal_guidance_blocks"] else "encoder_hidden_states"
-    mark: Tensor = given["audio_encoder_hidden_states" if given["isolate_modalities"] else name]
-    return mark
 
 
 def _describe(module: Any, index: int, rows: int) -> Block:

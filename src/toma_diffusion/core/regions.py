@@ -170,7 +170,8 @@ def _nearest_shape(layout: Grid, depth: float, height: float, width: float) -> t
 
     Nearness is measured in ratios (twice too tall is as far as half as tall). The volume counts double, because it sets
     both the cost and how far a token may lie from its destination: without it the prime grid 31×17 asked for 64 tiles
-    gets regions of one token, and nothing could merge. A single token is never taken unless the grid has no more.
+    gets regions of one token, and nothing could merge. A single token is never taken unless the grid has no more. Nor
+    are more than twice the frames that were asked for: a number of frames that is prime is not divided at all.
     """
 
     def distance(shape: tuple[int, int, int]) -> float:
@@ -180,7 +181,8 @@ def _nearest_shape(layout: Grid, depth: float, height: float, width: float) -> t
     wanted = (depth, height, width)
     shapes = product(_divisors(layout.frames), _divisors(layout.height), _divisors(layout.width))
     smallest = min(2, layout.num_tokens)
-    return min((shape for shape in shapes if math.prod(shape) >= smallest), key=distance)
+    allowed = [shape for shape in shapes if math.prod(shape) >= smallest and (shape[0] <= 2 * depth or shape[0] == 1)]
+    return min(allowed or [(layout.frames, layout.height, layout.width)], key=distance)
 
 
 def _divisors(number: int) -> list[int]:

@@ -77,6 +77,23 @@ class Schedule:
             return self.reuse is not None and (self.reuse.computed is not None or self.reuse.period > 1)
         return any(self.reuses(step, num_steps) for step in range(num_steps))
 
+    def settings_that_do_nothing(self, num_steps: int, *, merges: bool, reuses: bool) -> str:
+        """The settings because of which none of `num_steps` steps merges or reuses, if none does.
+
+        Args:
+            merges: whether there is anything to merge at all.
+            reuses: whether there is anything to reuse at all.
+        """
+        named: list[str] = []
+        if merges:
+            few = self.max_steps is None or num_steps <= self.max_steps
+            named.append(f"window={self.window}" if few else f"max_steps={self.max_steps}")
+        if reuses and self.reuse is not None:
+            reuse = self.reuse
+            few = num_steps < reuse.min_steps
+            named.append(f"min_steps={reuse.min_steps}" if few else f"start={reuse.start}, end={reuse.end}")
+        return " and ".join(named)
+
     def corrects(self, num_steps: int | None) -> bool:
         """Whether tokens are merged only to correct what is reused."""
         return self.reuse is not None and self.reuse.update != "nothing" and self.reuses_any(num_steps)

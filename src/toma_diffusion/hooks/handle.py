@@ -133,11 +133,11 @@ class ToMAHandle:
     @property
     def enabled(self) -> bool:
         """Whether it does anything. If False, the output is that of the original model, bit for bit."""
-        return all(root.state.enabled for root in self._roots())
+        return all(root.state.enabled for root in self._roots().values())
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
-        for root in self._roots():
+        for root in self._roots().values():
             if value and not root.state.enabled:
                 root.state.forget_choices()
             root.state.enabled = bool(value)
@@ -148,11 +148,11 @@ class ToMAHandle:
         A `window` needs it in a loop without a pipeline. Inside a diffusers pipeline, steps are read from its
         scheduler. Valid until `reset`.
         """
-        for root in self._roots():
+        for root in self._roots().values():
             root.state.steps.begin(num_steps)
             root.state.forget_choices()
 
-    def step(self, index: int, ordinal: int | None = None, parts: int = 1) -> None:
+    def step(self, index: int, ordinal: int | None = None, parts: int | None = None) -> None:
         """Set the step, counted from 0, that the following calls of the denoiser belong to.
 
         Several calls in one step are passes over it, such as the two halves of classifier-free guidance, or the tiles
@@ -162,9 +162,9 @@ class ToMAHandle:
             index: of the step.
             ordinal: which pass over the step the next call is, if passes do not always come in the same order. Call
                 this before every pass then. What is kept from step to step is kept for every ordinal.
-            parts: of how many parts the batch of that pass consists that are the same pictures with other prompts.
+            parts: of how many parts the batch consists that are the same pictures with other prompts, if that is known.
         """
-        for steps in {id(root.state.steps): root.state.steps for root in self._roots()}.values():
+        for steps in {id(root.state.steps): root.state.steps for root in self._roots().values()}.values():
             steps.set_step(index, ordinal, parts)
 
     def compile(self, mode: str = "graphs", **options: Any) -> str:
@@ -183,12 +183,16 @@ class ToMAHandle:
         Call it once. A new image size is compiled when it first comes, the number of steps may change freely. `remove`
         undoes it. See docs/compile.md.
         """
+        roots = self._roots()
+        if mode == "graphs" and any(root.graphs_obstacle(model) for model, root in roots.items()):
+            # All denoisers of a pipeline in one mode. The first that has an obstacle is asked first: it warns.
+            roots = dict(sorted(roots.items(), key=lambda item: item[1].graphs_obstacle(item[0]) is None))
         taken = mode
-        for model, root in zip(self.models, self._roots(), strict=True):
+        for model, root in roots.items():
             undo_compile(model)
-            obstacle = root.graphs_obstacle(model) if mode == "graphs" else None
+            obstacle = root.graphs_obstacle(model) if taken == "graphs" else None
             blocks = root.compiled_blocks(model)
-            taken = compile_denoiser(model, mode, blocks, obstacle, has_hooks=True, **options)
+            taken = compile_denoiser(model, taken, blocks, obstacle, has_hooks=True, **options)
             root.is_compiled = True
             root.state.keeps_plans = taken == "graphs"
         return taken
@@ -198,12 +202,12 @@ class ToMAHandle:
 
         Rarely needed with a pipeline. Buffers are kept.
         """
-        for root in self._roots():
+        for root in self._roots().values():
             root.state.reset()
 
     def remove(self) -> None:
         """Remove all hooks, and undo `compile`. The model is what it was before, bit for bit."""
-        for model, root in zip(self.models, self._roots(), strict=True):
+        for model, root in self._roots().items():
             if root.is_compiled:
                 undo_compile(model)
             for placement in root.placements:
@@ -215,7 +219,7 @@ class ToMAHandle:
 
         If there are several denoisers, it is that of the first, and has the summaries of the others in `others`.
         """
-        first, *others = (summarize(root.state, root.records) for root in self._roots())
+        first, *others = (summarize(root.state, root.records) for root in self._roots().values())
         return replace(first, others=tuple(others))
 
     def __enter__(self) -> ToMAHandle:
@@ -224,17 +228,18 @@ class ToMAHandle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if find_root(self.model) is not None:
+        if any(find_root(model) is not None for model in self.models):
             self.remove()
 
     def __repr__(self) -> str:
-        root = find_root(self.model)
+        root = next((root for model in self.models if (root := find_root(model)) is not None), None)
         what = "removed" if root is None else f"ratio={root.state.config.ratio:g}, enabled={root.state.enabled}"
         return f"ToMAHandle({', '.join(type(model).__name__ for model in self.models)}, {what})"
 
-    def _roots(self) -> list[RootHook]:
-        roots = [root for model in self.models if (root := find_root(model)) is not None]
-        if len(roots) < len(self.models):
+    def _roots(self) -> dict[nn.Module, RootHook]:
+        """Of the denoisers from which it was not removed."""
+        roots = {model: root for model in self.models if (root := find_root(model)) is not None}
+        if not roots:
             raise RuntimeError("this handle was removed from its model: call apply_toma again for a new one.")
         return roots
 

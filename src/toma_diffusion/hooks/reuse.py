@@ -7,8 +7,9 @@ docs/design.md says why it is done so.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -75,6 +76,9 @@ class Part:
     """Whether text goes through the part, in a stream of its own or in one sequence with the image."""
     writes_in_place: bool = False
     """Whether something writes into the tokens that go through the part."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"memory": None, "inputs": None}  # a copied or pickled model begins a new generation
 
 
 @dataclass(eq=False)
@@ -168,9 +172,14 @@ class StandIn:
 
     @property
     def is_out(self) -> bool:
-        """Whether the module has the `forward` of its class again: offloading that ends puts it back."""
-        forward = vars(self.module).get("forward")
-        return forward is None or getattr(forward, "__func__", None) is type(self.module).forward
+        """Whether nothing calls it any more: offloading that ends puts the `forward` of the class back, and offloading
+        that is then put in anew wraps that one."""
+        own = vars(self.module)
+        forward = own.get("forward")
+        if forward is None or getattr(forward, "__func__", None) is type(self.module).forward:
+            return True
+        is_offloaded = "_old_forward" in own or own.get("_diffusers_hook") is not None
+        return is_offloaded and not any(each is self for each, _ in self._held())
 
     def take_out(self) -> None:
         """Put back what was there before, also if something has wrapped this since."""
@@ -183,10 +192,18 @@ class StandIn:
                 self.module.forward = self.before
             return
         original = self.before or MethodType(type(self.module).forward, self.module)
-        if own.get("_old_forward") is self:  # accelerate keeps here what its hooks wrap
-            self.module._old_forward = original
-        registry = own.get("_diffusers_hook")
-        for reference in getattr(registry, "_fn_refs", ()):
+        for held, replace in self._held():
+            if held is self:
+                replace(original)
+
+    def _held(self) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+        """Every place in which the module's `forward` may be kept, what is there, and how to replace it."""
+        module = self.module
+        own = vars(module)
+        for name in ("forward", "_old_forward"):  # accelerate keeps what its hooks wrap in the second
+            if name in own:
+                yield own[name], partial(setattr, module, name)
+        for reference in getattr(own.get("_diffusers_hook"), "_fn_refs", ()):
             for name in ("forward", "original_forward"):
-                if getattr(reference, name, None) is self:
-                    setattr(reference, name, original)
+                if hasattr(reference, name):
+                    yield getattr(reference, name), partial(setattr, reference, name)

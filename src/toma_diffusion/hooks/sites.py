@@ -234,6 +234,9 @@ class Run:
     part: Part | None = None
     """What is remembered of these blocks, if merging corrects it."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"whole": None, "merged": None}
+
 
 @dataclass(eq=False)
 class EnterBlock(Hook):

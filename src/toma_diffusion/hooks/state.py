@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from toma_diffusion.hooks.step import StepCounter, Tick
 
 if TYPE_CHECKING:
     from toma_diffusion.hooks.reuse import Part
+    from toma_diffusion.hooks.sites import Run
 
 MemoryKey = tuple[int, tuple[tuple[tuple[int, ...], ...], ...], torch.dtype, torch.device]
 PlanKey = tuple[str, int, Grid, int, int, torch.dtype, torch.device, bool]
@@ -107,7 +108,8 @@ class Slot:
 
 @dataclass
 class MergeState:
-    """The state of one denoiser, set before every call. Compiled code changes only `awaits_tokens` of a slot.
+    """The state of one denoiser, set before every call. Compiled code changes only `awaits_tokens` of a slot, and what
+    runs and parts hold while their blocks run.
 
     Sites that do not come first read `active`, not `action`, so that they need one compiled graph instead of three.
     """
@@ -126,6 +128,8 @@ class MergeState:
     image_at: int | None = None
     parts: list[Part] = field(default_factory=list)
     """What is computed, or reused, together."""
+    runs: list[Run] = field(default_factory=list)
+    """Blocks that stay merged together."""
     reusing: bool = False
     """Whether parts are not computed in this call."""
     correcting: bool = False
@@ -162,6 +166,11 @@ class MergeState:
         self._was_open = False
         """Whether anything was merged or reused in this generation."""
         self._has_warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copied or pickled model begins a new generation, and remembers nothing.
+        begun_anew = {"_generation": 0, "_memories": {}, "_memories_used": set(), "_memories_captured": set()}
+        return vars(self) | begun_anew
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -210,6 +219,8 @@ class MergeState:
             )
         self._check_steps(tick)
         self._note_updates(tick)
+        for run in self.runs:
+            run.whole = run.merged = None  # of a call that an error has ended
         begins, self._generation = tick.generation != self._generation, tick.generation
         if begins:
             self._begin_generation(tick)
@@ -224,7 +235,7 @@ class MergeState:
             effect = "single modules were left alone" if self.config.scope == "module" else "nothing was merged"
             self.notes.add(f"{effect}: {call.blocks_left_alone}")
             self.active = self.active and self.config.scope == "module"
-        self._was_open = self._was_open or action is not None or self.reusing
+        self._was_open = self._was_open or (action is not None and bool(self.slots)) or self.reusing
         self._last_tick = tick
         if self.active:
             parts, ordinal = self._sharing(call, tick)
@@ -259,7 +270,10 @@ class MergeState:
         """Decide whether parts are computed or reused in this call. Returns what plans do in it."""
         memory = self._memory(call, tick)
         reuses = memory is not None and memory.step is not None and self.schedule.reuses(tick.step, tick.num_steps)
-        self.correcting = reuses and action is not None and call.block_by_block is None
+        obstacle = call.block_by_block or call.blocks_left_alone
+        self.correcting = reuses and action is not None and obstacle is None
+        if reuses and action is not None and obstacle is not None:
+            self.notes.add(f"what was reused was not corrected: {obstacle}")
         self.reusing = reuses and not self.correcting
         if memory is not None and reuses:
             memory.reuse(tick.step)
@@ -282,6 +296,7 @@ class MergeState:
         shapes = tuple(tuple(stream.shape(call) for stream in part.streams) for part in self.parts)
         key = (tick.ordinal, shapes, call.token_dtype, sample.device)
         if key not in self._memories:
+            self._free_memories_of_other_sizes(key)
             with torch.inference_mode(False):
                 memory = Memory(shapes, order=order, dtype=call.token_dtype, device=sample.device)
             _make_static(memory.buffers)
@@ -290,6 +305,14 @@ class MergeState:
         if sample.is_cuda and torch.cuda.is_current_stream_capturing():
             self._memories_captured.add(key)
         return self._memories[key]
+
+    def _free_memories_of_other_sizes(self, key: MemoryKey) -> None:
+        """Free what earlier generations of another size remembered, unless CUDA graphs read it."""
+        if not self.keeps_plans:
+            kept = self._memories_used | self._memories_captured
+            self._memories = {
+                other: memory for other, memory in self._memories.items() if other in kept or other[1:] == key[1:]
+            }
 
     def _note_updates(self, tick: Tick) -> None:
         """Note which plans the last call updated, if this call belongs to the same step."""
@@ -317,12 +340,12 @@ class MergeState:
     def _begin_generation(self, tick: Tick) -> None:
         """Keep the plans that the last generation used, and free the others."""
         last = self._last_tick
-        if last is not None and not self._was_open and not last.is_exact:
+        if last is not None and last.num_steps is not None and not self._was_open and not last.is_exact:
             counted = f"{last.step + 1} of {last.num_steps} steps were counted"
-            self._warn_never_open(f"{counted}. Where that is wrong, call handle.begin(num_steps) and handle.step(i)")
+            advice = f" ({counted}; where that is wrong, call handle.begin(num_steps) and handle.step(i))"
+            self._warn_nothing_done(last.num_steps, advice)
         elif tick.num_steps is not None and not self._does_anything(tick.num_steps):
-            steps = "1 step" if tick.num_steps == 1 else f"{tick.num_steps} steps"
-            self._warn_never_open(f"no step of a generation of {steps} lies inside it")
+            self._warn_nothing_done(tick.num_steps)
         # No warning about a generation that ran while merging was switched off.
         self._was_open = not self.enabled
         if not self.keeps_plans:
@@ -337,14 +360,17 @@ class MergeState:
 
     def _does_anything(self, num_steps: int) -> bool:
         """Whether a generation of so many steps merges or reuses at all."""
-        return self.schedule.merges(num_steps) or (bool(self.parts) and self.schedule.reuses_any(num_steps))
+        merges = bool(self.slots) and self.schedule.merges(num_steps)
+        return merges or (bool(self.parts) and self.schedule.reuses_any(num_steps))
 
-    def _warn_never_open(self, reason: str) -> None:
+    def _warn_nothing_done(self, num_steps: int, advice: str = "") -> None:
         if self._has_warned or not self.enabled:
             return
         self._has_warned = True
+        settings = self.schedule.settings_that_do_nothing(num_steps, merges=bool(self.slots), reuses=bool(self.parts))
+        steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
         warnings.warn(
-            f"a generation was not made faster at all: window={self.config.window} never opened ({reason}).",
+            f"a generation of {steps} was not made faster at all: no step is merged or reused with {settings}{advice}.",
             stacklevel=2,
         )
 

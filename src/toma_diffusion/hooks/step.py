@@ -79,7 +79,7 @@ class StepCounter:
         self._given_num_steps: int | None = None
         self._given_step: int | None = None
         self._given_ordinal: int | None = None
-        self._given_parts = 1
+        self._given_parts: int | None = None
         self._restart()
 
     def begin(self, num_steps: int) -> None:
@@ -89,7 +89,7 @@ class StepCounter:
         self.reset()
         self._given_num_steps = num_steps
 
-    def set_step(self, step: int, ordinal: int | None = None, parts: int = 1) -> None:
+    def set_step(self, step: int, ordinal: int | None = None, parts: int | None = None) -> None:
         """The calls from now on belong to this step, from 0. Going back begins a new generation, and so does step 0.
 
         With `ordinal`, the next call is that pass over the step, of so many `parts`; then step 0 may be set again for
@@ -99,6 +99,9 @@ class StepCounter:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0 or (most is not None and step >= most):
             allowed = "0 or more" if most is None else f"from 0 to {most - 1} after begin({most})"
             raise UsageError(f"step={step!r} is not allowed: it must be a whole number, {allowed}.")
+        for name, value, least in (("ordinal", ordinal, 0), ("parts", parts, 1)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise UsageError(f"{name}={value!r} is not allowed: it must be a whole number of {least} or more.")
         repeats = ordinal is not None and step == self._given_step
         if not repeats and (step == 0 or self._given_step is None or step < self._given_step):
             self._restart()
@@ -120,17 +123,21 @@ class StepCounter:
         if self._given_step is not None:
             self._step = self._given_step
             tick = self._note(sample, conditioning, self._given_num_steps, is_exact=True)
-            if self._given_ordinal is None:
-                return tick
-            return replace(tick, ordinal=self._given_ordinal, first_pass=self._given_ordinal, parts=self._given_parts)
+            if self._given_parts is not None:
+                tick = replace(tick, parts=self._given_parts)
+            if self._given_ordinal is not None:
+                tick = replace(tick, ordinal=self._given_ordinal, first_pass=self._given_ordinal)
+            return tick
         running = found.pipeline if found is not None and self._given_num_steps is None else None
         scheduler = self._scheduler(running)
         timesteps = getattr(scheduler, "timesteps", None)
         if self._step >= 0 and not self._timesteps.holds(timesteps):
             self._restart()
         position = None if timesteps is None else _position(scheduler, timesteps, timestep)
-        if position is not None:
-            self._go_to(*position, sample, conditioning)
+        if timesteps is not None and position is not None:
+            noted = self._noted_steps(running)
+            earliest = None if noted is None else len(timesteps) - noted
+            self._go_to(*position, sample, conditioning, running is not None, earliest)
         else:
             self._infer(timesteps, self._count_steps(running, timesteps), sample, conditioning)
         self._timesteps = _Identity(timesteps)
@@ -161,20 +168,38 @@ class StepCounter:
             return self._given_num_steps
         # A running pipeline knows how many steps it makes: fewer if it starts late or ends early. The number of a
         # pipeline that is not running may be from an earlier generation.
-        noted = getattr(running, "num_timesteps", None)
-        return noted if isinstance(noted, int) and noted > 0 else len(timesteps) - (self._first or 0)
+        noted = self._noted_steps(running)
+        return len(timesteps) - (self._first or 0) if noted is None else noted
 
-    def _go_to(self, position: int, is_assumed: bool, sample: Tensor, conditioning: Tensor | None) -> None:
-        """Count a call at a known position among the scheduler's timesteps."""
+    def _noted_steps(self, running: Any) -> int | None:
+        noted = getattr(running, "num_timesteps", None)
+        return noted if isinstance(noted, int) and noted > 0 else None
+
+    def _go_to(
+        self,
+        position: int,
+        is_assumed: bool,
+        sample: Tensor,
+        conditioning: Tensor | None,
+        is_running: bool,
+        earliest: int | None,
+    ) -> None:
+        """Count a call at a known position among the scheduler's timesteps.
+
+        Args:
+            is_running: whether it comes from a pipeline that is running. A new call of one makes new timesteps, so that
+                the same sample and conditioning again are another pass: guidance that leaves out layers makes such.
+            earliest: where the generation began at the latest, if the pipeline says how many steps it makes. A denoiser
+                may not be the one that made the first of them.
+        """
         goes_back = position < self._last
-        repeats = position == self._last and (
-            len(self._passes) >= MOST_PASSES
-            or any(known.holds(sample) and given.holds(conditioning) for known, given, _ in self._passes)
-        )
+        seen = any(known.holds(sample) and given.holds(conditioning) for known, given, _ in self._passes)
+        repeats = position == self._last and (len(self._passes) >= MOST_PASSES or (seen and not is_running))
         if goes_back or repeats:
             self._restart()
         if self._step < 0:
-            self._step, self._first = 0, position
+            self._first = position if earliest is None else max(0, min(position, earliest))
+            self._step = position - self._first
         elif position > self._last:
             if self._is_assumed:
                 self._first = position - 1  # now the position of the first step is known

@@ -42,10 +42,19 @@ def register_method(method: type[Method[Any]]) -> type[Method[Any]]:
     """
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise UsageError(f"{method!r} is not a subclass of toma_diffusion.methods.Method.")
-    if method.name in (ToMA.name, *METHODS, *PRESETS):
-        raise UsageError(f"there is a method or preset with the name {method.name!r} already: choose another one.")
-    _METHODS.append(method())
-    _SETTINGS[method.name] = method.config_class
+    name, settings = getattr(method, "name", None), getattr(method, "config_class", None)
+    if name is None or settings is None:
+        raise UsageError(f"{method.__name__} needs a name and a config_class: set both in the class.")
+    if name in (ToMA.name, *METHODS, *PRESETS):
+        raise UsageError(f"there is a method or preset with the name {name!r} already: choose another one.")
+    if any(settings is known.config_class for known in _METHODS):
+        raise UsageError(
+            f"{settings.__name__} is the config_class of another method, which would run in its place: give "
+            f"{method.__name__} a class of its own."
+        )
+    made = method()
+    _METHODS.append(made)
+    _SETTINGS[name] = settings
     return method
 
 

@@ -82,6 +82,7 @@ def _around_blocks(config: ToMAConfig, blocks: list[Block], reasons: dict[int, s
             records += [block.record((), reasons[index]) for index, block in members]
             continue
         run = Run(part=_corrected_part(config, state, members[0][1]))
+        state.runs.append(run)
         for index, block in members:
             site = _site(config, state, block)
             first, last = index == members[0][0], index == members[-1][0]

@@ -23,6 +23,10 @@ LARGEST_UNROLLED = 8
 and residuals, which it cannot do with a matrix product."""
 
 
+MOST_WEIGHTS = 2**31
+"""Above this, plain torch merges: a few large regions of a long video."""
+
+
 class Backend(NamedTuple):
     """What runs one operator."""
 
@@ -209,7 +213,8 @@ def merge(tokens: Tensor, means: Tensor, tiling: Tiling, *, backend: str = "torc
     if tiling.size <= LARGEST_UNROLLED and torch.compiler.is_compiling():
         regions = tiling.split(tokens)
         merged = _sum([means[:, :, index, None] * regions[:, index, None, :] for index in range(tiling.size)])
-    elif _has_merge_kernel(tokens, tiling, backend) and not needs_gradient(tokens):
+    elif _has_merge_kernel(means, tiling, backend) and tokens.shape[2] > 1 and not needs_gradient(tokens):
+        # Not for single numbers a token, such as their lengths: the kernel takes 128 channels at once.
         from toma_diffusion.ops import triton_merge
 
         return triton_merge.merge(tokens, means, tiling)
@@ -218,9 +223,9 @@ def merge(tokens: Tensor, means: Tensor, tiling: Tiling, *, backend: str = "torc
     return merged.reshape(tokens.shape[0], -1, tokens.shape[2])
 
 
-def _has_merge_kernel(tokens: Tensor, tiling: Tiling, backend: str) -> bool:
-    """Not for single numbers a token, such as their lengths: the kernel takes 128 channels at once."""
-    return backend == "triton" and tiling.num_regions > 1 and tokens.shape[2] > 1
+def _has_merge_kernel(weights: Tensor, tiling: Tiling, backend: str) -> bool:
+    """The kernels count weights in 32 bits."""
+    return backend == "triton" and tiling.num_regions > 1 and weights.numel() < MOST_WEIGHTS
 
 
 def unmerge(
@@ -235,7 +240,7 @@ def unmerge(
     """Aᵀ Y, or M⁺ Y, by a block per region, added to a residual if there is one: [B, D, C] -> [B, N, C]."""
     blocks, num_destinations, _ = weights.shape
     unrolls = tiling.size <= LARGEST_UNROLLED and torch.compiler.is_compiling()
-    has_kernel = backend == "triton" and method == "transpose" and tiling.num_regions > 1
+    has_kernel = method == "transpose" and _has_merge_kernel(weights, tiling, backend)
     if has_kernel and not unrolls and not needs_gradient(merged, residual):
         from toma_diffusion.ops import triton_merge
 

@@ -72,7 +72,7 @@ def _select_in_registers(
     base = tokens + (program // REGIONS).to(tl.int64) * batch_stride
     similarity = tl.zeros((BLOCK, BLOCK), tl.float32)
     for part in range(PARTS):
-        pointers = base + part * part_stride + rows[:, None] * row_stride
+        pointers = base + tl.cast(part, tl.int64) * part_stride + rows[:, None] * row_stride
         products = tl.zeros((BLOCK, BLOCK), tl.float32)
         for start in range(0, CHANNELS, BLOCK_C):
             channel = start + tl.arange(0, BLOCK_C)
@@ -134,7 +134,7 @@ def _measure(
     base = tokens + (program // REGIONS).to(tl.int64) * batch_stride
     total = tl.zeros((BLOCK, BLOCK), tl.float32)
     for part in range(PARTS):
-        here = base + part * part_stride
+        here = base + tl.cast(part, tl.int64) * part_stride
         total += cosines(
             here + left_rows * row_stride,
             here + right_rows * row_stride,
