@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, Stack, around
 from toma_diffusion.core import Grid
 from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.state import Call
@@ -16,22 +17,12 @@ class AuraFlowAdapter(Adapter):
     model_class = "AuraFlowTransformer2DModel"
     supports = "AuraFlowTransformer2DModel (AuraFlow)"
 
-    def defaults(self, model: Any) -> dict[str, Any]:
-        """As for Flux.1: leave the first quarter of the joint and eighth of the single blocks."""
-        joint, single = len(model.joint_transformer_blocks), len(model.single_transformer_blocks)
-        return leave_first((joint, 1 / 4), (single, 1 / 8))
-
-    def blocks(self, model: Any) -> list[Block]:
+    def stacks(self, model: Any) -> list[Stack]:
         """Joint, then single."""
-        joint = [
-            _describe(block, f"joint_transformer_blocks.{index}", "joint", stream=1)
-            for index, block in enumerate(model.joint_transformer_blocks)
+        return [
+            Stack("joint_transformer_blocks", partial(_describe, kind="joint", stream=1), left_whole=1 / 4),
+            Stack("single_transformer_blocks", partial(_describe, kind="single"), left_whole=1 / 8),
         ]
-        single = [
-            _describe(block, f"single_transformer_blocks.{index}", "single")
-            for index, block in enumerate(model.single_transformer_blocks)
-        ]
-        return joint + single
 
     def read_call(self, model: Any, given: Given) -> Call:
         """A token is a patch of the latent. The model adds tokens of its own to the text."""

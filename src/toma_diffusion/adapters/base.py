@@ -91,6 +91,22 @@ class Block:
         return BlockRecord(self.name, self.kind, self.width, names, len(names), left_alone)
 
 
+@dataclass(frozen=True)
+class Stack:
+    """Blocks that run one after another, and are described alike."""
+
+    name: str
+    """Of the list of blocks in the model."""
+    describe: Callable[[Any, str], Block]
+    """Makes a `Block` of a module and its name."""
+    left_whole: float = 0.0
+    """The share of its blocks, from the first, that are not merged by default."""
+
+    def modules(self, model: nn.Module) -> list[nn.Module]:
+        """In the model."""
+        return list(model.get_submodule(self.name).children())
+
+
 class Adapter(ABC):
     """Support for one model family. Register your own with `register_adapter`."""
 
@@ -105,9 +121,17 @@ class Adapter(ABC):
         """Whether this adapter is for `model`."""
         return bool(self.model_class) and _diffusers.is_instance(model, self.model_class)
 
-    @abstractmethod
+    def stacks(self, model: Any) -> list[Stack]:
+        """The stacks of transformer blocks, in the order in which they run. Override this, or `blocks`."""
+        return []
+
     def blocks(self, model: nn.Module) -> list[Block]:
         """The transformer blocks, in the order in which they run."""
+        return [
+            stack.describe(module, f"{stack.name}.{index}")
+            for stack in self.stacks(model)
+            for index, module in enumerate(stack.modules(model))
+        ]
 
     @abstractmethod
     def read_call(self, model: nn.Module, given: Given) -> Call:
@@ -123,8 +147,9 @@ class Adapter(ABC):
 
     def defaults(self, model: nn.Module) -> dict[str, Any]:
         """Settings of this family, for fields that the user does not set. Fields that a method does not have are
-        ignored."""
-        return {}
+        ignored. By default those of `leave_first`, if stacks leave first blocks whole."""
+        stacks = [(len(stack.modules(model)), stack.left_whole) for stack in self.stacks(model)]
+        return leave_first(*stacks) if any(share for _, share in stacks) else {}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, Stack, around
 from toma_diffusion.adapters.frames import grid_of_patches
 from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.sites import PerToken
@@ -22,17 +22,13 @@ class CogVideoXAdapter(Adapter):
     model_class = "CogVideoXTransformer3DModel"
     supports = "CogVideoXTransformer3DModel (CogVideoX, CogVideoX 1.5)"
 
-    def defaults(self, model: Any) -> dict[str, Any]:
-        """Select in every step, leave the first eighth of the blocks."""
-        return leave_first((len(model.transformer_blocks), 1 / 8))
-
     def is_joint(self, model: Any) -> bool:
         """Only models with rotary positions have a table for all samples."""
         return bool(model.config.use_rotary_positional_embeddings)
 
-    def blocks(self, model: Any) -> list[Block]:
-        """The stack."""
-        return [_describe(block, index) for index, block in enumerate(model.transformer_blocks)]
+    def stacks(self, model: Any) -> list[Stack]:
+        """One."""
+        return [Stack("transformer_blocks", _describe, left_whole=1 / 8)]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """A token is a patch of a latent frame, or of several. Frames come before channels."""
@@ -48,9 +44,9 @@ class CogVideoXAdapter(Adapter):
         )
 
 
-def _describe(module: Any, index: int) -> Block:
+def _describe(module: Any, name: str) -> Block:
     return Block(
-        name=f"transformer_blocks.{index}",
+        name=name,
         module=module,
         kind="joint",
         width=module.attn1.query_dim,

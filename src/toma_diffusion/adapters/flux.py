@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, adds_residuals, around
+from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, Stack, adds_residuals, around
 from toma_diffusion.adapters.ids import IdReader
 from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.reuse import TEXT
@@ -34,11 +34,12 @@ class FluxAdapter(Adapter):
         skipped = [*range(min(LEFT_WHOLE, joint)), *range(joint, joint + min(LEFT_WHOLE, single))]
         return {"select_every": 1, "reweigh_every": 1, "skip_blocks": tuple(skipped)}
 
-    def blocks(self, model: Any) -> list[Block]:
+    def stacks(self, model: Any) -> list[Stack]:
         """Joint, then single."""
-        joint = [_describe_joint(block, index) for index, block in enumerate(model.transformer_blocks)]
-        single = [_describe_single(block, index) for index, block in enumerate(model.single_transformer_blocks)]
-        return joint + single
+        return [
+            Stack("transformer_blocks", _describe_joint),
+            Stack("single_transformer_blocks", _describe_single),
+        ]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """Latents are packed, so the grid is read from the position ids, once per generation."""
@@ -55,11 +56,11 @@ class FluxAdapter(Adapter):
         )
 
 
-def _describe_joint(module: Any, index: int) -> Block:
+def _describe_joint(module: Any, name: str) -> Block:
     # Attention returns image, text and, with an IP-Adapter, its contribution to the image.
     around_attention = around("attn", ROTARY, key_bias=KEY_BIAS_OF_ATTENTION, streams=(0, 2))
     return Block(
-        name=f"transformer_blocks.{index}",
+        name=name,
         module=module,
         kind="joint",
         width=module.attn.query_dim,
@@ -75,9 +76,9 @@ def _describe_joint(module: Any, index: int) -> Block:
     )
 
 
-def _describe_single(module: Any, index: int) -> Block:
+def _describe_single(module: Any, name: str) -> Block:
     return Block(
-        name=f"single_transformer_blocks.{index}",
+        name=name,
         module=module,
         kind="single",
         width=module.attn.query_dim,

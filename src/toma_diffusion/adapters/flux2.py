@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, Stack, around
 from toma_diffusion.adapters.ids import IdReader
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import Given
@@ -29,16 +29,12 @@ class Flux2Adapter(Adapter):
     def __init__(self) -> None:
         self._ids = IdReader()
 
-    def defaults(self, model: Any) -> dict[str, Any]:
-        """As for Flux.1: select in every step, leave the first quarter of the joint and eighth of the single blocks."""
-        joint, single = len(model.transformer_blocks), len(model.single_transformer_blocks)
-        return leave_first((joint, 1 / 4), (single, 1 / 8))
-
-    def blocks(self, model: Any) -> list[Block]:
+    def stacks(self, model: Any) -> list[Stack]:
         """Joint, then single."""
-        joint = [_describe_joint(block, index) for index, block in enumerate(model.transformer_blocks)]
-        single = [_describe_single(block, index) for index, block in enumerate(model.single_transformer_blocks)]
-        return joint + single
+        return [
+            Stack("transformer_blocks", _describe_joint, left_whole=1 / 4),
+            Stack("single_transformer_blocks", _describe_single, left_whole=1 / 8),
+        ]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """The grid is read from the position ids. The image comes before its references."""
@@ -67,9 +63,9 @@ def _ids_of_the_image(model: Any) -> Tensor | None:
     return ids if isinstance(ids, Tensor) else None
 
 
-def _describe_joint(module: Any, index: int) -> Block:
+def _describe_joint(module: Any, name: str) -> Block:
     return Block(
-        name=f"transformer_blocks.{index}",
+        name=name,
         module=module,
         kind="joint",
         width=module.attn.query_dim,
@@ -85,10 +81,10 @@ def _describe_joint(module: Any, index: int) -> Block:
     )
 
 
-def _describe_single(module: Any, index: int) -> Block:
+def _describe_single(module: Any, name: str) -> Block:
     """The MLP is in the attention module: both share their projections."""
     return Block(
-        name=f"single_transformer_blocks.{index}",
+        name=name,
         module=module,
         kind="single",
         width=module.attn.query_dim,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, Stack, around
 from toma_diffusion.adapters.ids import IdReader
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import Given
@@ -25,21 +26,12 @@ class Flux3Adapter(Adapter):
     def __init__(self) -> None:
         self._ids = IdReader()
 
-    def defaults(self, model: Any) -> dict[str, Any]:
-        """As for Flux.1: a quarter of the blocks on the image alone is left whole, and an eighth of the others."""
-        early, joint = len(model.mode_blocks["image"]), len(model.single_transformer_blocks)
-        return leave_first((early, 1 / 4), (joint, 1 / 8))
-
-    def blocks(self, model: Any) -> list[Block]:
+    def stacks(self, model: Any) -> list[Stack]:
         """Those of the image, then the joint ones."""
-        early = [
-            _describe(block, f"mode_blocks.image.{i}", "image") for i, block in enumerate(model.mode_blocks["image"])
+        return [
+            Stack("mode_blocks.image", partial(_describe, kind="image"), left_whole=1 / 4),
+            Stack("single_transformer_blocks", partial(_describe, kind="joint", stream=1), left_whole=1 / 8),
         ]
-        joint = [
-            _describe(block, f"single_transformer_blocks.{index}", "joint", stream=1)
-            for index, block in enumerate(model.single_transformer_blocks)
-        ]
-        return early + joint
 
     def read_call(self, model: Any, given: Given) -> Call:
         """The grid is read from the position ids, once per generation."""

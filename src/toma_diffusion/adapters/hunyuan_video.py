@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, Stack, around
 from toma_diffusion.adapters.frames import grid_of_patches, without_first_frame
 from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.sites import GatherRows, Hook, MergeOutput, PerToken, Site, UnmergeOutput
@@ -28,15 +28,12 @@ class HunyuanVideoAdapter(Adapter):
     model_class = "HunyuanVideoTransformer3DModel"
     supports = "HunyuanVideoTransformer3DModel (HunyuanVideo)"
 
-    def defaults(self, model: Any) -> dict[str, Any]:
-        """As for Flux.1: a quarter of the joint blocks is left whole, and an eighth of the single ones."""
-        return leave_first((len(model.transformer_blocks), 1 / 4), (len(model.single_transformer_blocks), 1 / 8))
-
-    def blocks(self, model: Any) -> list[Block]:
+    def stacks(self, model: Any) -> list[Stack]:
         """Joint, then single."""
-        joint = [_describe_joint(block, index) for index, block in enumerate(model.transformer_blocks)]
-        single = [_describe_single(block, index) for index, block in enumerate(model.single_transformer_blocks)]
-        return joint + single
+        return [
+            Stack("transformer_blocks", _describe_joint, left_whole=1 / 4),
+            Stack("single_transformer_blocks", _describe_single, left_whole=1 / 8),
+        ]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """A token is a patch of one or more latent frames."""
@@ -54,9 +51,9 @@ class HunyuanVideoAdapter(Adapter):
         )
 
 
-def _describe_joint(module: Any, index: int) -> Block:
+def _describe_joint(module: Any, name: str) -> Block:
     return Block(
-        name=f"transformer_blocks.{index}",
+        name=name,
         module=module,
         kind="joint",
         width=module.attn.query_dim,
@@ -71,9 +68,9 @@ def _describe_joint(module: Any, index: int) -> Block:
     )
 
 
-def _describe_single(module: Any, index: int) -> Block:
+def _describe_single(module: Any, name: str) -> Block:
     return Block(
-        name=f"single_transformer_blocks.{index}",
+        name=name,
         module=module,
         kind="single",
         width=module.attn.query_dim,

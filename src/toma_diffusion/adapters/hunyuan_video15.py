@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, Stack, around
 from toma_diffusion.adapters.frames import grid_of_patches
 from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.sites import PerToken
@@ -22,13 +22,9 @@ class HunyuanVideo15Adapter(Adapter):
     model_class = "HunyuanVideo15Transformer3DModel"
     supports = "HunyuanVideo15Transformer3DModel (HunyuanVideo 1.5)"
 
-    def defaults(self, model: Any) -> dict[str, Any]:
-        """Select in every step, leave the first eighth of the blocks."""
-        return leave_first((len(model.transformer_blocks), 1 / 8))
-
-    def blocks(self, model: Any) -> list[Block]:
-        """The stack."""
-        return [_describe(block, index) for index, block in enumerate(model.transformer_blocks)]
+    def stacks(self, model: Any) -> list[Stack]:
+        """One."""
+        return [Stack("transformer_blocks", _describe, left_whole=1 / 8)]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """A token is a patch of one or more latent frames."""
@@ -45,9 +41,9 @@ class HunyuanVideo15Adapter(Adapter):
         )
 
 
-def _describe(module: Any, index: int) -> Block:
+def _describe(module: Any, name: str) -> Block:
     return Block(
-        name=f"transformer_blocks.{index}",
+        name=name,
         module=module,
         kind="joint",
         width=module.attn.query_dim,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, Stack, around
 from toma_diffusion.adapters.ids import IdReader
 from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.sites import PerToken
@@ -24,13 +24,9 @@ class Krea2Adapter(Adapter):
     def __init__(self) -> None:
         self._ids = IdReader()
 
-    def defaults(self, model: Any) -> dict[str, Any]:
-        """Select in every step, leave the first eighth of the blocks."""
-        return leave_first((len(model.transformer_blocks), 1 / 8))
-
-    def blocks(self, model: Any) -> list[Block]:
-        """The stack."""
-        return [_describe(block, index) for index, block in enumerate(model.transformer_blocks)]
+    def stacks(self, model: Any) -> list[Stack]:
+        """One."""
+        return [Stack("transformer_blocks", _describe, left_whole=1 / 8)]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """The grid is read from the positions, which begin with those of the text."""
@@ -45,9 +41,9 @@ class Krea2Adapter(Adapter):
         )
 
 
-def _describe(module: Any, index: int) -> Block:
+def _describe(module: Any, name: str) -> Block:
     return Block(
-        name=f"transformer_blocks.{index}",
+        name=name,
         module=module,
         kind="block",
         width=module.attn.hidden_size,

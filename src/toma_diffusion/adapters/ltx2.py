@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from toma_diffusion.adapters.base import Adapter, Before, Block, ImageShape, SiteSpec, around, leave_first, part_of
+from toma_diffusion.adapters.base import (
+    Adapter,
+    Before,
+    Block,
+    ImageShape,
+    SiteSpec,
+    Stack,
+    around,
+    part_of,
+)
 from toma_diffusion.adapters.frames import grid_of_patches, without_first_frame
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import Given
@@ -35,18 +45,14 @@ class LTX2Adapter(Adapter):
     model_class = "LTX2VideoTransformer3DModel"
     supports = "LTX2VideoTransformer3DModel (LTX-2)"
 
-    def defaults(self, model: Any) -> dict[str, Any]:
-        """Select in every step, leave the first eighth of the blocks."""
-        return leave_first((len(model.transformer_blocks), 1 / 8))
-
     def is_joint(self, model: nn.Module) -> bool:
         """Every sample has its own table of positions."""
         return False
 
-    def blocks(self, model: Any) -> list[Block]:
-        """The stack."""
+    def stacks(self, model: Any) -> list[Stack]:
+        """One."""
         rows = 2 if model.config.rope_type == "split" else 1  # [batch, heads, tokens, ·] or [batch, tokens, ·]
-        return [_describe(block, index, rows) for index, block in enumerate(model.transformer_blocks)]
+        return [Stack("transformer_blocks", partial(_describe, rows=rows), left_whole=1 / 8)]
 
     def parts(self, model: Any, deep: bool) -> list[Part]:
         """Video and audio are reused alike."""
@@ -76,12 +82,12 @@ class LTX2Adapter(Adapter):
         )
 
 
-def _describe(module: Any, index: int, rows: int) -> Block:
+def _describe(module: Any, name: str, rows: int) -> Block:
     rotary, video, crossing = (
-        PerToken(name, dims=(rows,)) for name in ("query_rotary_emb", "video_rotary_emb", "ca_video_rotary_emb")
+        PerToken(each, dims=(rows,)) for each in ("query_rotary_emb", "video_rotary_emb", "ca_video_rotary_emb")
     )
     return Block(
-        name=f"transformer_blocks.{index}",
+        name=name,
         module=module,
         kind="block",
         width=module.attn1.query_dim,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, Stack, around
 from toma_diffusion.adapters.ids import IdReader, video_from_ids
 from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.sites import PerToken
@@ -25,13 +25,9 @@ class MiniMaxH3Adapter(Adapter):
     def __init__(self) -> None:
         self._ids = IdReader(video_from_ids)
 
-    def defaults(self, model: Any) -> dict[str, Any]:
-        """Select in every step, leave the first eighth of the blocks."""
-        return leave_first((len(model.transformer_blocks), 1 / 8))
-
-    def blocks(self, model: Any) -> list[Block]:
-        """The stack. The blocks that prepare the text are left alone."""
-        return [_describe(block, index) for index, block in enumerate(model.transformer_blocks)]
+    def stacks(self, model: Any) -> list[Stack]:
+        """One. The blocks that prepare the text are left alone."""
+        return [Stack("transformer_blocks", _describe, left_whole=1 / 8)]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """The grid is read from the positions, once per generation. Latents may have another precision than tokens."""
@@ -47,9 +43,9 @@ class MiniMaxH3Adapter(Adapter):
         )
 
 
-def _describe(module: Any, index: int) -> Block:
+def _describe(module: Any, name: str) -> Block:
     return Block(
-        name=f"transformer_blocks.{index}",
+        name=name,
         module=module,
         kind="block",
         width=module.adaln_proj.hidden_size,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, adds_residuals, around, leave_first
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, Stack, adds_residuals, around
 from toma_diffusion.core import Grid
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import Given
@@ -28,15 +28,11 @@ class QwenImageAdapter(Adapter):
     model_class = "QwenImageTransformer2DModel"
     supports = "QwenImageTransformer2DModel (Qwen-Image, Qwen-Image-Edit)"
 
-    def defaults(self, model: Any) -> dict[str, Any]:
-        """Select in every step, leave the first eighth of the blocks."""
-        return leave_first((len(model.transformer_blocks), 1 / 8))
-
-    def blocks(self, model: Any) -> list[Block]:
-        """The stack."""
+    def stacks(self, model: Any) -> list[Stack]:
+        """One."""
         if model.config.get("use_layer3d_rope"):
             raise UsageError("Qwen-Image-Layered makes several layers of an image at once, which is not supported.")
-        return [_describe(block, index) for index, block in enumerate(model.transformer_blocks)]
+        return [Stack("transformer_blocks", _describe, left_whole=1 / 8)]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """The grid is that of the first image of every sample."""
@@ -63,9 +59,9 @@ def grid_from_shapes(shapes: list[tuple[int, int, int]]) -> Grid:
     return Grid(height, width)
 
 
-def _describe(module: Any, index: int) -> Block:
+def _describe(module: Any, name: str) -> Block:
     return Block(
-        name=f"transformer_blocks.{index}",
+        name=name,
         module=module,
         kind="joint",
         width=module.dim,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, Stack, around
 from toma_diffusion.adapters.qwen_image import grid_from_shapes
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import Given
@@ -30,13 +30,9 @@ class QwenImage21Adapter(Adapter):
     supports = "QwenImage21Transformer2DModel (Qwen-Image 2.1)"
     untraceable = "Qwen-Image 2.1 reads in every call where images are, which torch.compile cannot trace"
 
-    def defaults(self, model: Any) -> dict[str, Any]:
-        """Select in every step, leave the first eighth of the blocks."""
-        return leave_first((len(model.transformer_blocks), 1 / 8))
-
-    def blocks(self, model: Any) -> list[Block]:
-        """The stack."""
-        return [_describe(block, index) for index, block in enumerate(model.transformer_blocks)]
+    def stacks(self, model: Any) -> list[Stack]:
+        """One."""
+        return [Stack("transformer_blocks", _describe, left_whole=1 / 8)]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """With keys kept from the first step, only the image goes through the blocks."""
@@ -64,9 +60,9 @@ def _stack(model: Any) -> Any:
     return model.transformer_blocks
 
 
-def _describe(module: Any, index: int) -> Block:
+def _describe(module: Any, name: str) -> Block:
     return Block(
-        name=f"transformer_blocks.{index}",
+        name=name,
         module=module,
         kind="block",
         width=module.attn.to_q.in_features,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toma_diffusion.adapters import _diffusers
-from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, adds_residuals, around
+from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, Stack, adds_residuals, around
 from toma_diffusion.core import Grid
 from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.state import Call
@@ -17,9 +17,9 @@ class SD3Adapter(Adapter):
     model_class = "SD3Transformer2DModel"
     supports = "SD3Transformer2DModel (Stable Diffusion 3, 3.5)"
 
-    def blocks(self, model: Any) -> list[Block]:
-        """The stack."""
-        return [_describe(block, index) for index, block in enumerate(model.transformer_blocks)]
+    def stacks(self, model: Any) -> list[Stack]:
+        """One."""
+        return [Stack("transformer_blocks", _describe)]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """A token is a patch of the latent."""
@@ -36,13 +36,13 @@ class SD3Adapter(Adapter):
         )
 
 
-def _describe(module: Any, index: int) -> Block:
+def _describe(module: Any, name: str) -> Block:
     sites = [SiteSpec("attn", frozenset({"attn"}), around("attn"))]
     if module.use_dual_attention:
         sites.append(SiteSpec("attn2", frozenset({"attn"}), around("attn2")))
     sites.append(SiteSpec("ff", frozenset({"ff"}), around("ff")))
     return Block(
-        name=f"transformer_blocks.{index}",
+        name=name,
         module=module,
         kind="joint",
         width=module.attn.query_dim,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, around, leave_first
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, Stack, around
 from toma_diffusion.adapters.frames import grid_of_patches, without_first_frame
 from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.sites import PerToken
@@ -27,17 +27,13 @@ class WanAdapter(Adapter):
     model_class = "WanTransformer3DModel"
     supports = "WanTransformer3DModel (Wan 2.1, 2.2)"
 
-    def defaults(self, model: Any) -> dict[str, Any]:
-        """Select in every step, leave the first eighth of the blocks."""
-        return leave_first((len(model.blocks), 1 / 8))
-
     def is_joint(self, model: nn.Module) -> bool:
         """The table of positions has a dimension for samples."""
         return False
 
-    def blocks(self, model: Any) -> list[Block]:
-        """The stack."""
-        return [_describe(block, index) for index, block in enumerate(model.blocks)]
+    def stacks(self, model: Any) -> list[Stack]:
+        """One."""
+        return [Stack("blocks", _describe, left_whole=1 / 8)]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """A token is a patch of one or more latent frames."""
@@ -53,9 +49,9 @@ class WanAdapter(Adapter):
         )
 
 
-def _describe(module: Any, index: int) -> Block:
+def _describe(module: Any, name: str) -> Block:
     return Block(
-        name=f"blocks.{index}",
+        name=name,
         module=module,
         kind="block",
         width=module.norm1.normalized_shape[0],

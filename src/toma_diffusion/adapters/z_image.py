@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, adds_residuals, around, leave_first
+from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, Stack, adds_residuals, around
 from toma_diffusion.core import Grid
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import Given
@@ -26,17 +26,13 @@ class ZImageAdapter(Adapter):
     supports = "ZImageTransformer2DModel (Z-Image, Z-Image Turbo)"
     untraceable = "Z-Image makes its positions in the call, in a way that torch.compile cannot trace"
 
-    def defaults(self, model: Any) -> dict[str, Any]:
-        """Select in every step, leave the first eighth of the blocks."""
-        return leave_first((len(model.layers), 1 / 8))
-
     def is_joint(self, model: nn.Module) -> bool:
         """Every sample has its own table of positions."""
         return False
 
-    def blocks(self, model: Any) -> list[Block]:
-        """The stack."""
-        return [_describe(block, index) for index, block in enumerate(model.layers)]
+    def stacks(self, model: Any) -> list[Stack]:
+        """One."""
+        return [Stack("layers", _describe, left_whole=1 / 8)]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """The samples come as a list, and so do the captions, which may be of different lengths."""
@@ -67,10 +63,10 @@ def _padded(length: int) -> int:
     return -(-length // MULTIPLE) * MULTIPLE
 
 
-def _describe(module: Any, index: int) -> Block:
+def _describe(module: Any, name: str) -> Block:
     mask, mask_of_attention = PerToken("attn_mask", dims=(1,)), PerToken("attention_mask", dims=(1,))
     return Block(
-        name=f"layers.{index}",
+        name=name,
         module=module,
         kind="block",
         width=module.dim,
