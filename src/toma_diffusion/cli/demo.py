@@ -115,8 +115,8 @@ def _what_to_look_at(grid: Path, page: Path) -> list[str]:
         "lower).",
         f"{DEFAULT_PRESET} is the default of apply_toma(pipe): it reuses parts of every second step over time. fast "
         "reuses more. toma-stage merges tokens. The last row takes fewer steps and changes nothing else.",
-        "This model is small: merging tokens saves more time on large models such as SDXL and Flux. The paper's results "
-        "suggest that it also loses less there. See docs/speed.md and docs/quality.md.",
+        "This model is small: merging tokens saves more time on large models such as SDXL and Flux. The paper's "
+        "results suggest that it also loses less there. See docs/speed.md and docs/quality.md.",
     ]
 
 
