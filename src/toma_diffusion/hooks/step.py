@@ -136,8 +136,8 @@ class StepCounter:
         position = None if timesteps is None else _position(scheduler, timesteps, timestep)
         if timesteps is not None and position is not None:
             noted = self._noted_steps(running)
-            earliest = None if noted is None else len(timesteps) - noted
-            self._go_to(*position, sample, conditioning, running is not None, earliest)
+            latest_first = None if noted is None else len(timesteps) - noted
+            self._go_to(*position, sample, conditioning, running is not None, latest_first)
         else:
             self._infer(timesteps, self._count_steps(running, timesteps), sample, conditioning)
         self._timesteps = _Identity(timesteps)
@@ -182,15 +182,15 @@ class StepCounter:
         sample: Tensor,
         conditioning: Tensor | None,
         is_running: bool,
-        earliest: int | None,
+        latest_first: int | None,
     ) -> None:
         """Count a call at a known position among the scheduler's timesteps.
 
         Args:
             is_running: whether it comes from a pipeline that is running. A new call of one makes new timesteps, so that
                 the same sample and conditioning again are another pass: guidance that leaves out layers makes such.
-            earliest: where the generation began at the latest, if the pipeline says how many steps it makes. A denoiser
-                may not be the one that made the first of them.
+            latest_first: the last position at which a generation of so many steps can have begun, if the pipeline says
+                how many it makes. The first step may have been made by another denoiser of the pipeline.
         """
         goes_back = position < self._last
         seen = any(known.holds(sample) and given.holds(conditioning) for known, given, _ in self._passes)
@@ -198,7 +198,7 @@ class StepCounter:
         if goes_back or repeats:
             self._restart()
         if self._step < 0:
-            self._first = position if earliest is None else max(0, min(position, earliest))
+            self._first = position if latest_first is None else max(0, min(position, latest_first))
             self._step = position - self._first
         elif position > self._last:
             if self._is_assumed:
