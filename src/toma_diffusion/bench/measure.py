@@ -72,11 +72,12 @@ def measure(
             undo.callback(forget_compiled, denoiser.model, free=group.mode != "graph")
             compile_model(generation, group.compile, fullgraph=not is_cached)
         stage("compiling" if is_compiled else "warming up")
-        output = generation.run()
+        few = len(generation.calls) if is_cached else generation.representative_steps()
+        output = generation.run(few)
         stage("waiting to time")
         undo.enter_context(turns.alone())
         stage("timing")
-        peak = peak_mib(generation.run, denoiser.device)
+        peak = peak_mib(lambda: generation.run(few), denoiser.device)
         run = capture(generation) if group.mode == "graph" else generation.run
         with _no_recompilation() if is_compiled and not is_cached else nullcontext():
             timing = time_runs(run, repeats, group.steps, denoiser.device)

@@ -55,13 +55,20 @@ class Generation:
         output: Tensor | list[Tensor] = self.model(**self.calls[step], return_dict=False)[0]
         return torch.stack(output) if isinstance(output, list) else output  # a list of samples, as Z-Image returns
 
-    def run(self) -> Tensor:
-        """All steps. Returns the last one's output."""
+    def run(self, steps: int | None = None) -> Tensor:
+        """All steps, or the first ones. Returns the last one's output."""
         self.begin()
         with torch.no_grad(), cache_context(self.model):
-            for step in range(len(self.calls)):
+            for step in range(steps or len(self.calls)):
                 output = self.call(step)
         return output
+
+    def representative_steps(self) -> int:
+        """How many steps, from the first, do all that a generation without a cache does: of a large model every one
+        takes seconds."""
+        if len(set(self.kinds())) > 1:
+            return len(self.calls)
+        return 1 if self.handle is None else min(2, len(self.calls))  # the first step makes buffers, others find them
 
     def kinds(self) -> list[StepKind]:
         """What every step does, by the schedule."""
