@@ -569,8 +569,10 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
 
 def write_gains(job: Job, options: argparse.Namespace) -> int:
     """Compute the gains of all rows of a model again, from the steps that have been measured by now. Nothing fails."""
-    rows, costs = job.rows(options.rows), job.costs()
-    rows.add(*(row | gain_of(row, costs) for row in rows.rows.values()))
+    rows = job.rows(options.rows)
+    if rows.rows:
+        costs = job.costs()
+        rows.add(*(row | gain_of(row, costs) for row in rows.rows.values()))
     return 0
 
 
@@ -648,7 +650,8 @@ def measure(job: Job, options: argparse.Namespace) -> int:
     metrics = [metric for metric in opened.image if isinstance(metric, PairMetric)]
     rows, costs = job.rows(options.rows), job.costs()
     prompts = [line for path in setup.prompts for line in path.read_text(encoding="utf-8").splitlines()]
-    prompts = prompts[:: len(prompts) // (options.limit or setup.images)][: options.limit or setup.images]
+    count = min(options.limit or setup.images, len(prompts))
+    prompts = prompts[:: len(prompts) // count][:count]
     common = common_of(job, pipe, metrics, len(prompts), options.commit)
     planned = plan(pipe, setup, options)
     for steps, wanted in planned.items():

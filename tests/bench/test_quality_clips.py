@@ -183,6 +183,13 @@ def test_older_rows_of_images_are_kept(quality, tmp_path):
     assert invoke(quality, tmp_path, *options, "--commit", "one", "--gains") == measured
 
 
+def test_gains_of_no_rows_make_no_file(quality, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["quality.py", "--gains", "--setup", "video", "--rows", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        quality.main()
+    assert not [*tmp_path.glob("*.csv")]
+
+
 def test_they_are_drawn(rows):
     plot = importlib.import_module("plot_quality")
     timed = [row | {"gain": row["gain"] or "1.5"} for row in rows]
