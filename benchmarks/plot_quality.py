@@ -19,18 +19,18 @@ from toma_diffusion.evaluation import Variant
 from toma_diffusion.report.front import Curves, Point, draw
 
 ROOT = Path(__file__).parents[1]
-MODELS = ("bundled", "4step", "flux")
+MODELS = ("bundled", "4step", "flux", "video")
 """What the files of rows and of plots are named after."""
-RUNS = ("steps", "reuse", "presets", "caches")
-"""The parts of quality.py that are shown: what a user would choose between."""
+RUNS = ("steps", "reuse", "presets", "caches", "frames", "together")
+"""The parts of quality.py that are shown: what a user would choose between. The last two are of clips."""
 LINE_OF_PRESETS = ", ".join(PRESETS_OF_REUSE)
 SHOWN = (
     *(LINE_OF_PRESETS, "fewer steps", "toma-late", "toma-stage", "deepcache", "first-block-cache"),
-    *("taylorseer, use_lite_mode=True", "tofu"),
+    *("taylorseer, use_lite_mode=True", "tofu", "toma-stage within frames", "toma-stage and reuse"),
 )
 """Lines, as many as can be told apart. The other presets are slower or farther than these."""
-PANELS = (20, 8, 4)
-"""Numbers of steps that are shown, unless a file has neither."""
+PANELS, MOST_PANELS = (20, 8, 4, 50), 3
+"""Numbers of steps that are shown, the first of them that a file has; and how many."""
 INK, LIGHT, DARK = "#010203", "#1f2328", "#e6edf3"
 """A placeholder for the colour of text, and that colour on light and on dark pages."""
 STYLE = f"<style>svg {{ color: {LIGHT} }} @media (prefers-color-scheme: dark) {{ svg {{ color: {DARK} }} }}</style>"
@@ -54,13 +54,22 @@ def _title(row: Row, variant: Variant) -> str:
         return LINE_OF_PRESETS
     if row["changed"].startswith(AS_IT_WAS):
         return f"{variant.name} as it was"
+    if row.get("frames") and variant.config is not None:
+        return _title_of_clips(row, variant)
     return ", ".join(filter(None, variant.family))
+
+
+def _title_of_clips(row: Row, variant: Variant) -> str:
+    """Of a line of clips that are merged, or reuse: how is in the name of the part, and in the frames of a region."""
+    if row["run"] == "frames":
+        return f"{variant.name} within frames" if row["region_frames"] == "1" else f"{variant.name} of other regions"
+    return f"{variant.name} and reuse" if row["run"] == "together" else variant.name
 
 
 def figure_of(rows: list[Row]) -> Figure:
     """A panel for every number of steps, and one legend."""
     found_steps = {int(row["steps"]) for row in rows}
-    panels = [steps for steps in PANELS if steps in found_steps] or sorted(found_steps)
+    panels = [steps for steps in PANELS if steps in found_steps][:MOST_PANELS] or sorted(found_steps)
     rows = [row for row in rows if int(row["steps"]) in panels]
     drawn = curves_of(rows)
     titles = [title for title in SHOWN if title in drawn]

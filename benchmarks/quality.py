@@ -1,11 +1,15 @@
 """What every setting costs in quality, on the demo models: the rows of benchmarks/results/quality_*.csv.
 
     python benchmarks/quality.py --lpips-weights FILE [--model bundled] [--only presets] [--steps 4,20] [--rows DIR]
+    python benchmarks/quality.py --lpips-weights FILE --model FOLDER --setup video
 
 One process generates the same 32 images with every method and setting, in one batch each, and compares them with those
 of the model as it is: presets and other methods, fewer steps and caches at all numbers of steps; then one setting after
 another at few and at many steps. Every row is written as soon as it is measured. Killed, the same command goes on; rows
 of another commit or machine are measured again. A method that a model cannot have is left out, with the reason.
+
+Clips of a video pipeline are compared frame by frame, and by their flicker. Their list of methods is another one: all
+of them at 20 steps, those that a user would choose at 8 and at 50.
 
 A small model leaves a GPU idle between launches. Several processes may share the work, and the file:
 
@@ -19,7 +23,7 @@ import csv
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,6 +32,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from PIL.Image import Image
 from torch import Tensor
 
 from toma_diffusion import ToMAConfig
@@ -55,14 +60,21 @@ from toma_diffusion.files import check_writable, replacing
 from toma_diffusion.methods import config_class, named_config
 from toma_diffusion.metrics import Weights, open_metrics
 from toma_diffusion.metrics.base import PairMetric, to_pixels
+from toma_diffusion.metrics.clips import flicker
 from toma_diffusion.metrics.pixels import pool_psnr
 from toma_diffusion.pipelines.checkpoints import fingerprint, load_pipeline, public_name
-from toma_diffusion.pipelines.generation import ImageRequest, generate_images
+from toma_diffusion.pipelines.clips import Clip, ClipRequest, generate
+from toma_diffusion.pipelines.generation import ImageRequest, makes_clips
 
 FOLDER = Path(__file__).parent
 PROMPTS = (FOLDER / "quality_prompts.txt", FOLDER / "quality_unseen_prompts.txt")
 """16 by which settings were chosen at an earlier stage, and 16 others. Prompt number n has seed n."""
+CLIP_PROMPTS = (FOLDER / "quality_clip_prompts.txt",)
 METRICS = ("psnr", "ssim", "lpips")
+FLICKER = "flicker"
+"""Of clips, besides the others, which are means over all frames."""
+FRAMES_AT_ONCE = 64
+"""How many images or frames are compared together."""
 RATIOS, HALF = (0.25, 0.5, 0.75), (0.5,)
 EVERY_STEP = "select_every=1;reweigh_every=1"
 STAGE = "toma-stage:select_every=1"
@@ -75,6 +87,8 @@ BEFORE = (
 blocks had its own plan, and the last block was left whole."""
 GAINS = (1.15, 1.25, 1.43, 1.67, 2.0, 2.5)
 """How many times fewer steps are tried."""
+BOX, WITHIN_FRAMES, LONG_BOX = (4, 256), (1, 256), (16, 256)
+"""Frames and tokens of a region of a clip: as by default, inside a frame, and over all frames of the small model."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +105,19 @@ class Setup:
     """A field that is set in every method of merging that does not set it itself."""
     rows: str = ""
     """The file of its rows; empty: after the model."""
+    batch: int = 32
+    """Images or clips of one call."""
+    prompts: tuple[Path, ...] = PROMPTS
+    size: tuple[int, int] | None = None
+    """Width and height of clips. None, as for `frames`: those of the pipeline."""
+    frames: int | None = None
+
+    def request(self, prompt: str, seed: int, steps: int, *, clip: bool) -> ImageRequest:
+        """One image or clip."""
+        if not clip:
+            return ImageRequest(prompt, seed, steps, self.guidance)
+        width, height = self.size or (None, None)
+        return ClipRequest(prompt, seed, steps, self.guidance, width, height, frames=self.frames)
 
 
 SETUPS: Mapping[str, Setup] = {
@@ -99,6 +126,19 @@ SETUPS: Mapping[str, Setup] = {
     # The defaults of Flux leave the first five blocks of either kind alone, which are most of a small model's.
     # Its images cannot be merged in batches, so that there are fewer.
     "bundled-flux": Setup(guidance=4.0, images=16, time_of="flux", changes="skip_blocks=()", rows="quality_flux.csv"),
+    # A model of clips in a folder. Those of Wan leave an eighth of the blocks alone, which of eight would be the first.
+    # 20 steps come first: they have most rows. Eight clips, because the noise floor needs whole attention matrices.
+    "video": Setup(
+        (20, 8, 50),
+        (20,),
+        guidance=4.0,
+        images=16,
+        time_of="wan-480p",
+        changes="skip_blocks=()",
+        rows="quality_video.csv",
+        batch=8,
+        prompts=CLIP_PROMPTS,
+    ),
 }
 
 
@@ -108,6 +148,8 @@ class Conditions:
 
     steps: int
     has_guidance: bool
+    is_sweep: bool = True
+    """Whether all settings are tried at this number of steps. Otherwise only what a user would choose between."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +262,64 @@ def sharing(at: Conditions) -> list[str]:
     ]
 
 
+def region(frames: int, tokens: int, *changes: str) -> str:
+    """`toma-stage` in regions of so many frames and tokens."""
+    return ";".join([f"toma-stage:region_frames={frames}", f"region_tokens={tokens}", *changes])
+
+
+def clip_caches(at: Conditions) -> list[str]:
+    """Those that diffusers has for video transformers. Clips with the first-block cache are made one by one.
+
+    TaylorSeer only in its lite mode: in the other one diffusers 0.42 finds no attention in Wan, and changes nothing.
+    """
+    lite = "use_lite_mode=True"
+    essential = ["first-block-cache:threshold=0.2", f"taylorseer:cache_interval=2;{lite}", "magcache:threshold=0.06"]
+    return essential + at.is_sweep * [
+        *(f"first-block-cache:threshold={threshold}" for threshold in (0.1, 0.4)),
+        *(f"taylorseer:cache_interval={interval};{lite}" for interval in (3, 5) if interval < at.steps),
+        "magcache:threshold=0.12",
+    ]
+
+
+def clip_reuse(at: Conditions) -> list[str]:
+    """Blocks reused over time: the presets, how often, and how they are continued."""
+    periods = (2, 3, 4) if at.is_sweep else (2,)
+    return [
+        "balanced",
+        "fast",
+        "faster",
+        *(f"reuse:period={each};order={order}" for each in periods for order in (0, 1)),
+    ]
+
+
+def together(at: Conditions) -> list[str]:
+    """Merging in the steps that are computed, reuse in the others."""
+    presets = ("toma-stage", "toma-late") if at.is_sweep else ("toma-stage",)
+    return [
+        f"{preset}:ratio={ratio};period={period}" for preset in presets for ratio in (0.25, 0.5) for period in (2, 3)
+    ]
+
+
+def boxes(at: Conditions) -> list[str]:
+    """Regions of all shapes. A frame of the small model has 256 tokens, so that no more fit inside one."""
+    shapes = [(frames, tokens) for frames in (1, 2, 4, 8, 16) for tokens in (64, 256, 1024)]
+    return [region(frames, tokens) for frames, tokens in shapes if tokens <= 256 * frames]
+
+
+def nearness(at: Conditions) -> list[str]:
+    """How much near tokens are preferred in time, and in both."""
+    weights = (0, 0.1, 0.3, 1)
+    return [
+        *(region(*box, f"frame_weight={weight}") for box in (BOX, LONG_BOX) for weight in weights),
+        *(region(*box, f"distance_weight={weight}") for box in (WITHIN_FRAMES, BOX) for weight in weights),
+    ]
+
+
+def whole_blocks(at: Conditions) -> list[str]:
+    """Blocks that are left whole."""
+    return [f"toma-stage:skip_blocks={blocks}" for blocks in ("()", "(0,)", "(-1,)", "(0,-1)")]
+
+
 PARTS: Mapping[str, Part] = {
     "steps": Part(lambda at: [f"steps:{number}" for number in fewer(at.steps)], at_all_steps=True),
     "caches": Part(caches, at_all_steps=True),
@@ -240,15 +340,29 @@ PARTS: Mapping[str, Part] = {
     "where and when": Part(where_and_when),
     "sharing": Part(sharing),
 }
+CLIP_PARTS: Mapping[str, Part] = {
+    "steps": PARTS["steps"],
+    "presets": Part(
+        lambda at: ["toma-stage", "toma-late", *at.is_sweep * ["toma-tile", "toma"]], RATIOS, at_all_steps=True
+    ),
+    "frames": Part(lambda at: [region(*box) for box in (WITHIN_FRAMES, BOX, LONG_BOX)], RATIOS, at_all_steps=True),
+    "reuse": Part(clip_reuse, at_all_steps=True),
+    "together": Part(together, at_all_steps=True),
+    "caches": Part(clip_caches, at_all_steps=True),
+    "boxes": Part(boxes),
+    "nearness": Part(nearness),
+    "whole blocks": Part(whole_blocks),
+}
+"""Of a model of clips."""
 REFERENCE = "reference"
 """The part with the model as it is and its noise floor, which is always there."""
-RUNS = (REFERENCE, *PARTS, *PAPER)
+RUNS = (REFERENCE, *dict.fromkeys((*PARTS, *CLIP_PARTS)), *PAPER)
 """All parts. The tables of the paper only if they are asked for, at 20 steps."""
 STEPS_OF_THE_PAPERS_TABLES = 20
 SETTINGS = tuple(field.name for field in fields(ToMAConfig))
 COLUMNS = (
     *("run", "model", "steps", "guidance", "title", "method", "changed", "shortcuts", "skipped", *SETTINGS),
-    *("images", *METRICS, "noise_floor_psnr", "noise_floor_lpips", "seconds"),
+    *("images", "frames", *METRICS, FLICKER, "noise_floor_psnr", "noise_floor_lpips", "seconds"),
     *("gain", "gain_source", "blocks", "variant"),
     *("resolution", "dtype", "weights", "lpips_weights", *(field.name for field in fields(Facts)), "date"),
 )
@@ -303,15 +417,13 @@ class Measurement:
     batch: int
     metrics: list[PairMetric]
     reference: Tensor | None = None
-    """Its own images, [B, 3, height, width]."""
+    """Its own images or clips, [B, frames, 3, height, width]. An image has one frame."""
 
     def figures(self, variant: Variant) -> Row:
         """Of one variant: metrics, the share of skipped steps, seconds for an image (the first of their kind, with
         whatever has to be compiled)."""
         steps = self.requests[0].steps
-        requests = [
-            ImageRequest(each.prompt, each.seed, variant.steps_of(steps), each.guidance) for each in self.requests
-        ]
+        requests = [replace(each, steps=variant.steps_of(steps)) for each in self.requests]
         ready = fitted(self.pipe, variant, requests[0])
         batch = 1 if mixes_images(find_denoiser(self.pipe), variant) else self.batch
         images: list[Tensor] = []
@@ -319,15 +431,16 @@ class Measurement:
         with SkippedSteps(find_denoiser(self.pipe)) as skipped:
             for start in range(0, len(requests), batch):
                 with applied(self.pipe, ready, steps):
-                    made = generate_images(self.pipe, requests[start : start + batch])
-                images += map(to_pixels, made)
+                    made = generate(self.pipe, requests[start : start + batch])
+                images += map(frames_of, made)
         seconds = (time.perf_counter() - started) / len(images)
-        found = torch.cat(images).to(self.pipe.device)
+        found = torch.stack(images).to(self.pipe.device)
         if self.reference is None:
             self.reference = found
         figures = {"images": str(len(images)), "seconds": f"{seconds:.4f}"}
         figures |= {"skipped": f"{skipped.share:.4f}" if skipped.share else ""}
-        figures |= {"resolution": f"{found.shape[3]}x{found.shape[2]}"}
+        figures |= {"resolution": f"{found.shape[-1]}x{found.shape[-2]}"}
+        figures |= {"frames": str(found.shape[1]) if isinstance(requests[0], ClipRequest) else ""}
         return figures | self._scores(found)
 
     @torch.no_grad()
@@ -335,18 +448,26 @@ class Measurement:
         assert self.reference is not None
         if images is self.reference:
             return {}
+        pairs = [each.flatten(0, 1).split(FRAMES_AT_ONCE) for each in (images, self.reference)]
         scores = {}
         for metric in self.metrics:
-            values = metric.distances(images, self.reference).tolist()
+            values = torch.cat([metric.distances(*pair) for pair in zip(*pairs, strict=True)]).tolist()
             scores[metric.name] = f"{pool_psnr(values) if metric.name == 'psnr' else fmean(values):.6g}"
+        if images.shape[1] > 1:
+            scores[FLICKER] = f"{flicker(images, self.reference).mean().item():.6g}"
         return scores
 
 
-def methods_of(part: str, at: Conditions, changes: str) -> list[str]:
+def frames_of(made: Image | Clip) -> Tensor:
+    """[frames, 3, height, width], 0 to 1; an image is one frame."""
+    return torch.cat([to_pixels(frame) for frame in (made.frames if isinstance(made, Clip) else (made,))])
+
+
+def methods_of(part: Part, at: Conditions, changes: str) -> list[str]:
     """The methods of a part, with the changes that the model needs."""
     given = changes.partition("=")[0]
     methods = []
-    for text in PARTS[part].methods(at):
+    for text in part.methods(at):
         merging, plus, shortcut = text.partition("+")
         name = merging.partition(":")[0]
         if changes and name not in SHORTCUTS and given not in merging and _merges(merging, given):
@@ -361,15 +482,13 @@ def _merges(method: str, field: str) -> bool:
     return named_config(spec.preset, dict(spec.overrides)).shows_ratio and config_class(spec.preset).knows(field)
 
 
-def variants_at(part: str, model: Any, at: Conditions, changes: str) -> tuple[list[Variant], list[str]]:
+def variants_at(part: Part, model: Any, at: Conditions, changes: str) -> tuple[list[Variant], list[str]]:
     """The variants of a part, and a reason for each that is not possible on this model."""
-    if part in PAPER:
-        return paper_variants(model, part)
     variants: dict[Variant, None] = {}
     left_out = []
     for text in methods_of(part, at, changes):
         try:
-            variants |= dict.fromkeys(variants_of(model, [VariantSpec.parse(text)], PARTS[part].ratios))
+            variants |= dict.fromkeys(variants_of(model, [VariantSpec.parse(text)], part.ratios))
         except UsageError as error:
             left_out.append(f"{text}: {error}")
     return list(variants), left_out
@@ -414,12 +533,46 @@ def note_of(row: Row, costs: StepCosts) -> str:
     return step.note if row["gain"] and step is not None else ""
 
 
-def write_gains(name: str, options: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class Job:
+    """A model that is measured."""
+
+    model: str
+    """What is opened."""
+    name: str
+    """In the rows, and in what is printed: never a path."""
+    setup: Setup
+
+    def rows(self, folder: Path) -> Rows:
+        """Those that it has."""
+        return Rows(folder / (self.setup.rows or f"quality_{self.name}.csv"))
+
+    def costs(self) -> StepCosts:
+        """The measured steps of the large model. Without any, only fewer steps have a gain."""
+        try:
+            return StepCosts.load(self.setup.time_of)
+        except UsageError as error:
+            print(f"Left out: gains of {self.name}: {error}", flush=True)
+            return StepCosts(self.setup.time_of, ())
+
+
+def jobs_of(options: argparse.Namespace) -> list[Job]:
+    """The models that the user asks for, each with what is usual for it and what the user changes."""
+    changes = {name: getattr(options, name) for name in ("changes", "guidance", "batch")}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    jobs = []
+    for model in options.model or ([options.setup] if options.setup else SETUPS):
+        setup = SETUPS.get(options.setup or model, Setup())
+        jobs.append(Job(model, options.setup or public_name(model), replace(setup, **changes)))
+    return jobs
+
+
+def write_gains(job: Job, options: argparse.Namespace) -> int:
     """Compute the gains of all rows of a model again, from the steps that have been measured by now. Nothing fails."""
-    setup = SETUPS.get(name, Setup())
-    rows = Rows(options.rows / (setup.rows or f"quality_{public_name(name)}.csv"))
-    costs = StepCosts.load(setup.time_of)
-    rows.add(*(row | gain_of(row, costs) for row in rows.rows.values()))
+    rows = job.rows(options.rows)
+    if rows.rows:
+        costs = job.costs()
+        rows.add(*(row | gain_of(row, costs) for row in rows.rows.values()))
     return 0
 
 
@@ -431,83 +584,121 @@ def share_of(text: str) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def plan(model: Any, setup: Setup, options: argparse.Namespace) -> Iterator[tuple[int, list[tuple[str, Variant]]]]:
-    """For every number of steps the variants with their parts. Says what is left out, once."""
+Wanted = list[tuple[str, Variant]]
+"""Variants with the names of their parts."""
+
+
+def plan(pipe: Any, setup: Setup, options: argparse.Namespace) -> dict[int, Wanted]:
+    """For every number of steps the variants that are this process's share. Says what is left out, once."""
+    model, parts = find_denoiser(pipe), CLIP_PARTS if makes_clips(pipe) else PARTS
+    planned: dict[int, Wanted] = {}
     said = set()
     for steps in numbers("steps", options.steps, int) or setup.steps:
-        at = Conditions(steps, setup.guidance is None or setup.guidance > 1)
-        found = []
-        for run in options.only or PARTS:
-            sweeps = [STEPS_OF_THE_PAPERS_TABLES] if run in PAPER else setup.steps_of_sweeps
-            is_due = options.steps or steps in sweeps or (run in PARTS and PARTS[run].at_all_steps)
-            variants, left_out = variants_at(run, model, at, setup.changes) if is_due else ([], [])
+        sweeps = bool(options.steps) or steps in setup.steps_of_sweeps
+        at = Conditions(steps, setup.guidance is None or setup.guidance > 1, sweeps)
+        found: Wanted = []
+        for run in options.only or parts:
+            if run in PAPER:
+                is_due = options.steps or steps == STEPS_OF_THE_PAPERS_TABLES
+                variants, left_out = paper_variants(model, run) if is_due else ([], [])
+            elif run not in parts:
+                variants, left_out = [], [f"a {type(pipe).__name__} has no such part."]
+            else:
+                is_due = sweeps or parts[run].at_all_steps
+                variants, left_out = variants_at(parts[run], model, at, setup.changes) if is_due else ([], [])
             found += [(run, variant) for variant in variants]
             for reason in left_out:
                 if reason not in said:
                     print(f"Left out: {run}: {reason}", flush=True)
                     said.add(reason)
-        number, count = share_of(options.share)
-        yield steps, found[number - 1 :: count]
+        planned[steps] = shared(found, *share_of(options.share))
+    return planned
 
 
-def measure(name: str, options: argparse.Namespace) -> int:
+def shared(wanted: Wanted, number: int, count: int) -> Wanted:
+    """One of `count` shares. A variant of several parts is in one share, where it is generated once."""
+    mine = {*[*dict.fromkeys(settings_alone(variant) for _, variant in wanted)][number - 1 :: count]}
+    return [(run, variant) for run, variant in wanted if settings_alone(variant) in mine]
+
+
+def settings_alone(variant: Variant) -> Variant:
+    """The same whichever of its settings were asked for: two that are equal generate the same."""
+    return replace(variant, overrides=())
+
+
+def common_of(job: Job, pipe: Any, metrics: list[PairMetric], images: int, commit: str | None) -> Row:
+    """What all rows of this run have."""
+    guidance = job.setup.guidance
+    return asdict(gather_facts(pipe.device, commit)) | {
+        "model": job.name,
+        "guidance": "" if guidance is None else f"{guidance:g}",
+        "images": str(images),
+        "dtype": str(pipe.dtype).removeprefix("torch."),
+        "weights": fingerprint(pipe),
+        "blocks": str(count_blocks(find_denoiser(pipe))),
+        "lpips_weights": "".join(metric.source for metric in metrics if metric.name == "lpips"),
+    }
+
+
+def measure(job: Job, options: argparse.Namespace) -> int:
     """Everything that is missing for one model. Returns how many variants failed."""
-    setup = SETUPS.get(name, Setup())
-    setup = setup if options.changes is None else replace(setup, changes=options.changes)
-    pipe: Any = load_pipeline(name, options.device or None)
-    model = find_denoiser(pipe)
+    setup = job.setup
+    pipe: Any = load_pipeline(job.model, options.device or None)
     opened = open_metrics(METRICS, Weights(lpips=options.lpips_weights), pipe.device)
     for reason in opened.missing:
         print(f"Left out: {reason}", flush=True)
     metrics = [metric for metric in opened.image if isinstance(metric, PairMetric)]
-    rows = Rows(options.rows / (setup.rows or f"quality_{public_name(name)}.csv"))
-    prompts = [line for path in PROMPTS for line in path.read_text(encoding="utf-8").splitlines()]
-    prompts = prompts[:: len(prompts) // (options.limit or setup.images)][: options.limit or setup.images]
-    guidance = setup.guidance if options.guidance is None else options.guidance
-    common = asdict(gather_facts(pipe.device, options.commit)) | {
-        "model": public_name(name),
-        "guidance": "" if guidance is None else f"{guidance:g}",
-        "images": str(len(prompts)),
-        "dtype": str(pipe.dtype).removeprefix("torch."),
-        "weights": fingerprint(pipe),
-        "blocks": str(count_blocks(model)),
-        "lpips_weights": "".join(metric.source for metric in metrics if metric.name == "lpips"),
-    }
-    costs = StepCosts.load(setup.time_of)
+    rows, costs = job.rows(options.rows), job.costs()
+    prompts = [line for path in setup.prompts for line in path.read_text(encoding="utf-8").splitlines()]
+    count = min(options.limit or setup.images, len(prompts))
+    prompts = prompts[:: len(prompts) // count][:count]
+    common = common_of(job, pipe, metrics, len(prompts), options.commit)
+    planned = plan(pipe, setup, options)
+    for steps, wanted in planned.items():
+        count = len({settings_alone(variant) for _, variant in wanted})
+        print(f"{job.name}, {steps} steps: {len(wanted)} rows of {count} variants", flush=True)
     failed = 0
-    for steps, wanted in plan(model, setup, options):
+    for steps, wanted in planned.items():
         common |= {"steps": str(steps), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         due = [(run, variant) for run, variant in wanted if not rows.has(row_of(run, variant, common))]
-        if not due:
+        if due:
+            requests = [
+                setup.request(prompt, seed, steps, clip=makes_clips(pipe)) for seed, prompt in enumerate(prompts)
+            ]
+            failed += measure_all(due, Measurement(pipe, requests, setup.batch, metrics), common, rows, costs)
+    return failed
+
+
+def measure_all(due: Wanted, measurement: Measurement, common: Row, rows: Rows, costs: StepCosts) -> int:
+    """The model as it is, its noise floor, and what is due at one number of steps. Returns how many failed."""
+    known: dict[Variant, Row] = {}
+    failed = 0
+    for run, variant in [*((REFERENCE, each) for each in UNMERGED), *due]:
+        started, settings = time.perf_counter(), settings_alone(variant)
+        about = f"{common['model']}, {common['steps']} steps, {run}: {variant.title}"
+        try:
+            known[settings] = known.get(settings) or measurement.figures(variant)
+        except Exception as error:  # one of hundreds: the others are worth more than its traceback
+            if measurement.reference is None:
+                raise
+            print(f"Failed: {about}: {error!r}", flush=True)
+            failed += 1
             continue
-        requests = [ImageRequest(prompt, seed, steps, guidance) for seed, prompt in enumerate(prompts)]
-        measurement = Measurement(pipe, requests, options.batch, metrics)
-        known: dict[Variant, Row] = {}
-        for run, variant in [*((REFERENCE, each) for each in UNMERGED), *due]:
-            started = time.perf_counter()
-            try:
-                known[variant] = known.get(variant) or measurement.figures(variant)
-            except Exception as error:  # one of hundreds: the others are worth more than its traceback
-                if run == REFERENCE:
-                    raise
-                print(f"Failed: {name}, {steps} steps, {run}: {variant.title}: {error!r}", flush=True)
-                failed += 1
-                continue
-            floor = known.get(UNMERGED[1], {})
-            floors = {f"noise_floor_{figure}": floor.get(figure, "") for figure in ("psnr", "lpips")}
-            row = row_of(run, variant, common) | floors | known[variant]
-            row |= gain_of(row, costs)
-            rows.add(row)
-            figures = ", ".join(f"{each} {known[variant].get(each, '')}" for each in METRICS)
-            figures += f"; gain: {note}" if (note := note_of(row, costs)) else ""
-            took = time.perf_counter() - started
-            print(f"{name}, {steps} steps, {run}: {variant.title}: {figures} ({took:.1f} s)", flush=True)
+        floor = known.get(UNMERGED[1], {})
+        floors = {f"noise_floor_{figure}": floor.get(figure, "") for figure in ("psnr", "lpips")}
+        row = row_of(run, variant, common) | floors | known[settings]
+        row |= gain_of(row, costs)
+        rows.add(row)
+        figures = ", ".join(f"{each} {row[each]}" for each in (*METRICS, *([FLICKER] if row["frames"] else [])))
+        figures += f"; gain: {note}" if (note := note_of(row, costs)) else ""
+        print(f"{about}: {figures} ({time.perf_counter() - started:.1f} s)", flush=True)
     return failed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", help="may be given again; default: all demo models")
+    parser.add_argument("--setup", choices=SETUPS, help="what is usual for this model, whose name is in the rows")
     parser.add_argument("--only", choices=RUNS[1:], action="append", help="this part; may be given again")
     parser.add_argument("--steps", default="", help="these numbers of steps, for all parts: 4,20")
     parser.add_argument("--gains", action="store_true", help="measure nothing: compute the gains of the rows again")
@@ -517,14 +708,14 @@ def main() -> None:
     parser.add_argument("--lpips-weights", type=Path)
     parser.add_argument("--rows", type=Path, default=FOLDER / "results", help="folder of the rows")
     parser.add_argument("--limit", type=int, help="so many prompts, spread evenly; default: by model")
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, help="images or clips of one call; default: by model")
     parser.add_argument("--device", default="")
     parser.add_argument("--commit", help="to record; default: that of the checkout")
     options = parser.parse_args()
     failed = 0
-    for name in options.model or SETUPS:
+    for job in jobs_of(options):
         try:
-            failed += measure(name, options) if not options.gains else write_gains(name, options)
+            failed += measure(job, options) if not options.gains else write_gains(job, options)
         except UsageError as error:
             if options.model:
                 raise SystemExit(f"Error: {error}") from error

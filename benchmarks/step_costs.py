@@ -28,19 +28,28 @@ from toma_diffusion.experiments.costs import (
     TIME_SETTINGS,
     StepCost,
 )
+from toma_diffusion.experiments.shortcuts import SHORTCUTS
+from toma_diffusion.experiments.shortcuts.block_caches import FirstBlockCache
 from toma_diffusion.experiments.shortcuts.deepcache import DeepCache
 from toma_diffusion.methods import METHODS
 
 RESULTS = Path(__file__).with_name("results")
 OLDER = ("denoiser_h200.csv", "methods_h200.csv")
 """Made when all blocks of a kind shared one plan, which no setting said."""
-SOURCES = (*OLDER, "presets_h200.csv", "reuse_h200.csv")
+SOURCES = (*OLDER, "presets_h200.csv", "reuse_h200.csv", "video_h200.csv")
 GROUPS: dict[str, dict[str, str]] = {
     "sdxl": {"model": "sdxl", "resolution": "1024x1024", "mode": "graph", "compile": "block", "cache": ""},
     "flux": {"model": "flux", "resolution": "1024x1024", "mode": "compiled", "compile": "block"},
+    "wan-480p": {
+        "model": "wan-480p",
+        "resolution": "832x480",
+        "frames": "81",
+        "mode": "compiled",
+        "compile": "block",
+    },
 }
-"""Which rows count: the kernels alone on SDXL, and what a user gets on Flux, where launches take no time."""
-NOT_METHODS = ("baseline", "lower-bound", "floor")
+"""Which rows count: the kernels alone on SDXL, and what a user gets on the others, where launches take no time."""
+NOT_METHODS = ("baseline", "lower-bound", "floor", *SHORTCUTS)
 Row = dict[str, str]
 
 
@@ -79,6 +88,7 @@ def merged_cost(model: str, row: Row) -> StepCost:
         leaves_grids=settings.get("min_tokens", 0) > SMALLEST_GRID[model],
         merged_blocks=round(1 - len(settings.get("skip_blocks", ())) / BLOCKS[model], 4),
         extras=json.dumps(extras, sort_keys=True),
+        within_frames=settings.get("region_frames") == 1,
         share=round((mean - (1 - inside)) / inside, 4),
         source=row["commit"],
     )
@@ -86,9 +96,7 @@ def merged_cost(model: str, row: Row) -> StepCost:
 
 def reused_cost(model: str, row: Row) -> StepCost:
     """What a step costs that reuses, of a row in which the others are computed whole."""
-    reuse = Reuse(**json.loads(row["settings"])["reuse"])
-    steps = int(row["steps"])
-    reused = sum(Schedule(reuse=reuse).reuses(step, steps) for step in range(steps)) / steps
+    reuse, reused = Reuse(**json.loads(row["settings"])["reuse"]), reused_steps(row)
     mean = float(row["step_ms"]) / float(row["baseline_ms"])
     share = (mean - (1 - reused)) / reused
     return StepCost(model=model, kind=REUSED, method=reuse.part, share=round(share, 4), source=row["commit"])
@@ -103,24 +111,35 @@ def counted_costs(model: str) -> Iterator[StepCost]:
                 yield StepCost(model=model, kind=REUSED, method=row["part"], share=share, source=MULTIPLICATIONS)
 
 
+def reused_steps(row: Row) -> float:
+    """The share of the steps that reuse; 0 if there are too few."""
+    reuse = json.loads(row["settings"]).get("reuse")
+    if reuse is None:
+        return 0.0
+    schedule, steps = Schedule(reuse=Reuse(**reuse)), int(row["steps"])
+    return sum(schedule.reuses(step, steps) for step in range(steps)) / steps
+
+
 def reuses_only(row: Row) -> bool:
     """Whether a row reuses over time, and merges nothing."""
     settings = json.loads(row["settings"])
-    return settings.get("reuse") is not None and (
-        float(row["ratio"]) == 0 or int(row["steps"]) > settings.get("max_steps", math.inf)
-    )
+    merges = float(row["ratio"]) > 0 and int(row["steps"]) <= settings.get("max_steps", math.inf)
+    return reused_steps(row) > 0 and not merges
 
 
 def skipped_costs(model: str, rows: list[Row]) -> Iterator[StepCost]:
-    """What a step costs that the first-block cache skips, from the time without a hit and with some."""
+    """What a step costs that the first-block cache skips: beside whole steps of the cache where it was an option, of
+    the model where it was a method."""
     alone = [row for row in rows if row["cache"] and row["method"] == "baseline"]
     whole = [float(row["step_ms"]) for row in alone if not float(row["cache_hits"])]
-    for row in alone:
+    timed = [(row, median(whole)) for row in alone if whole]
+    timed += [(row, float(row["baseline_ms"])) for row in rows if row["method"] == FirstBlockCache.name]
+    for row, whole_step in timed:
         hits = float(row["cache_hits"])
-        if hits and whole:
-            share = (float(row["step_ms"]) / median(whole) - (1 - hits)) / hits
+        if hits:
+            share = (float(row["step_ms"]) / whole_step - (1 - hits)) / hits
             yield StepCost(
-                model=model, kind=SKIPPED, method="first-block-cache", share=round(share, 4), source=row["commit"]
+                model=model, kind=SKIPPED, method=FirstBlockCache.name, share=round(share, 4), source=row["commit"]
             )
 
 
@@ -146,7 +165,9 @@ def costs() -> list[StepCost]:
         merged = [row for row in ours if json.loads(row["settings"]).get("reuse") is None]
         found += sorted((merged_cost(model, row) for row in merged), key=lambda cost: (cost.preset, cost.ratio))
         found += [*skipped_costs(model, rows), *deepcache_costs(model)]
-        found += [reused_cost(model, row) for row in ours if reuses_only(row)] or counted_costs(model)
+        timed = [reused_cost(model, row) for row in ours if reuses_only(row)]
+        parts = {cost.method for cost in timed}
+        found += [*timed, *(cost for cost in counted_costs(model) if cost.method not in parts)]
     return found
 
 

@@ -92,8 +92,11 @@ CONDITIONS = {
     "4-step model": ("4step", "4"),
 }
 """Where settings are compared: the file of the rows, and the steps."""
-CONDITIONS_OF = {"rotation": {"20 steps": ("rotation", "20"), "4 steps": ("rotation", "4")}}
-"""Of parts with rows of their own, by a commit that still had the setting."""
+CONDITIONS_OF = {
+    "rotation": {"20 steps": ("rotation", "20"), "4 steps": ("rotation", "4")},
+    **{part: {"20 steps": ("video", "20")} for part in ("boxes", "nearness", "whole blocks")},
+}
+"""Of parts with rows of their own: by a commit that still had the setting, or of clips."""
 COMPARED_BY = {
     "sharing": "share",
     "regions": "selection",
@@ -101,8 +104,17 @@ COMPARED_BY = {
     "guidance": "guidance_parts",
     "attention": "ratio",
     "rotation": "rotation",
+    "boxes": "region_tokens",
 }
 """The setting whose values are the columns; a part that is not named has the conditions as columns."""
+NOT_YET = ("quality_video.csv",)
+"""Files that may not be there yet. Their tables are empty until then."""
+CLIP_RUNS = ("steps", "presets", "reuse", "together", "caches")
+"""Parts in the table of clips. Regions have one of their own."""
+SIZES_OF_CLIPS = ("resolution", "frames", "blocks")
+"""Columns that are the same in all rows of clips."""
+USUAL_CHANGES = ("skip_blocks=[]", "ratio=0.25", "ratio=0.5")
+"""What rows of clips have in common, or say in another way."""
 LEFT_OUT = ("scope=block", "method=toma-once")
 """Rows of a comparison that say the same once more."""
 NOTES = {"`toma`, `scale=1000`": "the paper's softmax"}
@@ -354,6 +366,70 @@ def front_table(model: str) -> str:
     return "\n".join(lines)
 
 
+def clips_table(model: str) -> str:
+    """Fewer steps, presets, reuse and caches on a model of clips, in the order of their gain at 20 steps."""
+    rows = [row for row in read(f"quality_{model}.csv") if row["run"] in CLIP_RUNS]
+    steps = sorted({row["steps"] for row in rows}, key=int)
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(_named_clip(row), {})[row["steps"]] = row
+    lines = _head(" | ".join(["", *(f"{number} steps: gain, LPIPS, flicker" for number in steps)]))
+    for title in sorted(found, key=lambda each: float(found[each].get(HEADLINE_STEPS, {}).get("gain") or "inf")):
+        cells = [_cell_of_clips(found[title].get(number)) for number in steps]
+        lines.append("| " + " | ".join([title, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def frames_table(model: str) -> str:
+    """Regions inside a frame and over several, at all ratios."""
+    rows = [row for row in read(f"quality_{model}.csv") if row["run"] == "frames"]
+    steps = sorted({row["steps"] for row in rows}, key=int)
+    lines = _head(" | ".join(["regions", "removed", *(f"{number} steps: gain, LPIPS, flicker" for number in steps)]))
+    found = {(row["ratio"], int(row["region_frames"]), row["steps"]): row for row in rows}
+    for ratio, frames in sorted({key[:2] for key in found}):
+        title = "inside a frame" if frames == 1 else f"over {frames} frames"
+        cells = [_cell_of_clips(found.get((ratio, frames, number))) for number in steps]
+        lines.append("| " + " | ".join([title, f"{float(ratio):.0%}", *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _named_clip(row: Row) -> str:
+    """A row of the table of clips: what it is at all numbers of steps."""
+    if row["run"] == "steps":
+        nearest = min(NOMINAL_GAINS, key=lambda gain: abs(gain - float(row["gain"])))
+        return f"fewer steps, about {nearest:.2f}×"
+    if row["run"] == "caches":
+        return _named(row)
+    changes = [f"`{each}`" for each in row["changed"].split("; ") if each and each not in USUAL_CHANGES]
+    removed = [f"{float(row['ratio']):.0%} removed"] if row["run"] != "reuse" else []
+    return ", ".join([f"`{row['method']}`", *removed, *changes])
+
+
+def _cell_of_clips(row: Row | None) -> str:
+    if row is None:
+        return ""
+    steps = f" ({_point(row)})" if row["run"] == "steps" else ""
+    return f"{_gain(row)}, {_figure(row['lpips'], 3)}, {_figure(row['flicker'], 2)}{steps}"
+
+
+def about_clips(model: str) -> str:
+    """What the tables of clips show, with the plot: as generated as they are, since there may be no rows yet."""
+    (size,), (frames,), (blocks,) = ({row[name] for row in read(f"quality_{model}.csv")} for name in SIZES_OF_CLIPS)
+    return f"""## Quality of a small model
+
+![Gain in time against LPIPS, clips of a small model](front_{model}.svg)
+
+Clips of {frames} frames of {size.replace("x", "×")} pixels, of a small model of {blocks} blocks, compared with those
+that it makes as it is. All its blocks are merged, unless `skip_blocks` says otherwise. LPIPS is the mean over all
+frames, [flicker](evaluation.md) how much the changes from frame to frame differ. Gains are those of a large model at
+the same settings, computed from its measured steps, as on the page about [quality](quality.md): {MISSING} where a step
+has not been measured, {COMPUTED} by the share of the steps that were skipped or reused.
+
+The tables: regions inside a frame and over several frames; `toma-stage` with half of the tokens removed, by the shape
+of its regions, by how much near tokens are preferred in regions of 256 tokens, and by the blocks that are left whole;
+and all methods, in the order of their gain at {HEADLINE_STEPS} steps."""
+
+
 def reuse_table(model: str) -> str:
     """All that reuses over time: the share of the steps, the gain in time, and LPIPS."""
     rows = [row for row in read(f"quality_{model}.csv") if row["run"] == "reuse"]
@@ -450,7 +526,19 @@ TABLES: dict[str, Callable[[], str]] = {
     "facts": facts,
 }
 """What a page may name, besides those of a file of quality rows, such as quality_bundled.csv: `equal time on bundled`,
-`presets on bundled`, `reuse on bundled`, `quality facts of bundled`, and `settings: sharing`, a part of quality.py."""
+`presets on bundled`, `reuse on bundled`, `quality facts of bundled`; of clips `clips on video`, `frames on video` and
+`about clips on video`; and `settings: sharing`, a part of quality.py."""
+TABLES_OF_ROWS: dict[str, Callable[[str], str]] = {
+    "quality facts of ": quality_facts,
+    "equal time on ": front_table,
+    "reuse on ": reuse_table,
+    "presets on ": presets_quality_table,
+    "settings: ": settings_table,
+    "clips on ": clips_table,
+    "frames on ": frames_table,
+    "about clips on ": about_clips,
+}
+"""Those of a file of quality rows, or of a part, by how their names begin."""
 
 
 def rewritten(page: str) -> str:
@@ -461,22 +549,21 @@ def rewritten(page: str) -> str:
 
 
 def _filled_in(marked: re.Match[str]) -> str:
-    name = marked[2]
-    if name.startswith("quality facts of "):
-        text = quality_facts(name.removeprefix("quality facts of "))
-    elif name.startswith("equal time on "):
-        text = front_table(name.removeprefix("equal time on "))
-    elif name.startswith("reuse on "):
-        text = reuse_table(name.removeprefix("reuse on "))
-    elif name.startswith("presets on "):
-        text = presets_quality_table(name.removeprefix("presets on "))
-    elif name.startswith("settings: "):
-        text = settings_table(name.removeprefix("settings: "))
-    elif name in TABLES:
-        text = TABLES[name]()
-    else:
+    try:
+        return f"{marked[1]}{_table(marked[2])}\n{marked[4]}"
+    except FileNotFoundError as error:
+        if Path(error.filename).name not in NOT_YET:
+            raise
+        return f"{marked[1]}{marked[4]}"
+
+
+def _table(name: str) -> str:
+    for beginning, table in TABLES_OF_ROWS.items():
+        if name.startswith(beginning):
+            return table(name.removeprefix(beginning))
+    if name not in TABLES:
         raise ValueError(f"`<!-- rows: {name} -->` names no table; use one of {', '.join(TABLES)}.")
-    return f"{marked[1]}{text}\n{marked[4]}"
+    return TABLES[name]()
 
 
 def _head(columns: str) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tiny import sdxl_unet
+from tiny_video import build
 
 from toma_diffusion.evaluation.variants import UNMERGED, VariantSpec, variants_of
 from toma_diffusion.experiments.costs import StepCosts
@@ -191,6 +192,81 @@ class TestQuality:
         add("4step", "4", "steps", "steps:3")
         with pytest.raises(ValueError, match="there are no rows of sharing"):
             self.table(tables, "settings: sharing")
+
+
+class TestClips:
+    """Tables of quality_video.csv, which are empty as long as it is not there."""
+
+    CHANGES = "skip_blocks=()"
+
+    @pytest.fixture
+    def add(self, tables, tmp_path, monkeypatch):
+        """Writes rows of a tiny Wan, of which only fewer steps have a gain."""
+        quality = importlib.import_module("quality")
+        monkeypatch.setattr(tables, "RESULTS", tmp_path)
+        model = build("WanTransformer3DModel")()
+
+        def write(steps: str, part: str, *methods: str, ratios: tuple[float, ...] = (0.5,)) -> None:
+            at = quality.Rows(tmp_path / "quality_video.csv")
+            common = {"steps": steps, "images": "16", "frames": "16", "resolution": "256x256", "blocks": "8"}
+            for place, variant in enumerate(variants_of(model, map(VariantSpec.parse, methods), ratios)):
+                row = quality.row_of(part, variant, common) | {"lpips": f"{0.1 * (place + 1):.2f}", "flicker": steps}
+                at.add(row | quality.gain_of(row, StepCosts("wan-480p", ())))
+
+        return write
+
+    def table(self, tables, name: str) -> str:
+        return tables.rewritten(f"<!-- rows: {name} -->\n<!-- end -->")
+
+    @pytest.mark.parametrize(
+        "name", ["about clips on video", "clips on video", "frames on video", "settings: boxes", "settings: nearness"]
+    )
+    def test_nothing_is_claimed_without_rows(self, name, tables, tmp_path, monkeypatch):
+        monkeypatch.setattr(tables, "RESULTS", tmp_path)
+        assert self.table(tables, name) == f"<!-- rows: {name} -->\n<!-- end -->"
+        with pytest.raises(FileNotFoundError):
+            self.table(tables, "clips on bundled")
+
+    def test_all_methods_by_their_gain(self, tables, add):
+        add("20", "presets", f"toma-stage:{self.CHANGES}")
+        add("20", "steps", "steps:10", "steps:16")
+        add("8", "steps", "steps:4")
+        add("20", "together", f"toma-stage:ratio=0.25;period=2;{self.CHANGES}")
+        add("20", "reuse", "fast", "reuse:period=2;order=0")
+        add("20", "caches", "magcache:threshold=0.06")
+        _, *lines, _ = self.table(tables, "clips on video").splitlines()
+        assert lines == [
+            "| | 8 steps: gain, LPIPS, flicker | 20 steps: gain, LPIPS, flicker |",
+            "|---|---|---|",
+            "| MagCache, `threshold=0.06` |  | **1.00×**, 0.100, 20.00 |",
+            "| fewer steps, about 1.25× |  | **1.25×**, 0.200, 20.00 (16) |",
+            "| fewer steps, about 2.00× | **2.00×**, 0.100, 8.00 (4) | **2.00×**, 0.100, 20.00 (10) |",
+            "| `toma-stage`, 50% removed |  | —, 0.100, 20.00 |",
+            "| `fast` |  | —, 0.100, 20.00 |",
+            "| `reuse`, `period=2`, `order=0` |  | —, 0.200, 20.00 |",
+            "| `toma-stage`, 25% removed, `period=2` |  | —, 0.100, 20.00 |",
+        ]
+
+    def test_regions_inside_a_frame_and_over_several(self, tables, add):
+        shapes = [f"toma-stage:region_frames={frames};region_tokens=256;{self.CHANGES}" for frames in (16, 1)]
+        for steps in ("8", "20"):
+            add(steps, "frames", *shapes, ratios=(0.25, 0.5))
+        text = self.table(tables, "frames on video")
+        assert "| inside a frame | 25% | —, 0.300, 8.00 | —, 0.300, 20.00 |\n| over 16 frames | 25% | —, 0.100" in text
+        assert text.index("| over 16 frames | 25% |") < text.index("| inside a frame | 50% | —, 0.400")
+
+    def test_settings(self, tables, add):
+        boxes = [f"region_frames={frames};region_tokens={tokens}" for frames in (1, 4) for tokens in (64, 256)]
+        add("20", "boxes", *(f"toma-stage:{box};{self.CHANGES}" for box in boxes))
+        add("20", "nearness", *(f"toma-stage:frame_weight={weight};{self.CHANGES}" for weight in (1, 0)))
+        assert "| 20 steps | `region_frames=4` | 0.300 | 0.400 |" in self.table(tables, "settings: boxes")
+        assert "| `frame_weight=0.0` | 0.200 |" in self.table(tables, "settings: nearness")
+
+    def test_what_they_show(self, tables, add):
+        add("20", "steps", "steps:10")
+        assert "Clips of 16 frames of 256×256 pixels, of a small model of 8 blocks" in self.table(
+            tables, "about clips on video"
+        )
 
 
 class TestRewritten:

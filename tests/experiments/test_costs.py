@@ -1,12 +1,15 @@
 """Gains computed from measured steps: by hand, and empty where nothing was measured."""
 
+import csv
 import importlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from toma_diffusion import ToDoConfig, ToMAConfig, ToMeSDConfig, UsageError
+from toma_diffusion.bench.records import COLUMNS
 from toma_diffusion.experiments.costs import FILE, MERGED, SKIPPED, StepCost, StepCosts
 from toma_diffusion.experiments.shortcuts import parse_shortcut
 
@@ -173,3 +176,70 @@ class TestFile:
     def test_another_model_is_refused(self):
         with pytest.raises(UsageError, match="no measured steps of 'sd15': use one of flux, sdxl"):
             StepCosts.load("sd15")
+
+
+LEFT_WHOLE = {"skip_blocks": [0, 1, 2, 3, 4]}
+STAGE = LEFT_WHOLE | {"select_every": 1, "reweigh_every": 1}
+LATE = STAGE | {"window": [0.5, 1.0], "min_tokens": 512}
+DEEP = {"part": "deep", "period": 4, "span": 0.2, "order": 0}
+ROWS_OF_WAN = (
+    ("toma-stage", "stage", 0.5, STAGE, 65, ""),
+    ("toma-stage", "stage", 0.5, STAGE | {"region_frames": 1}, 58, ""),
+    ("toma-late", "block", 0.5, LATE, 86, ""),
+    ("fast", "stage", 0, {"reuse": DEEP}, 68, ""),
+    ("balanced", "block", 0.5, {"max_steps": 4, "reuse": DEEP | {"min_steps": 11}}, 99, ""),
+    ("first-block-cache", "", "", {"threshold": 0.1}, 60, "0.5"),
+    ("baseline", "", "", {}, 100, ""),
+)
+"""Method, scope, ratio, settings, milliseconds a step (100 of the baseline), share of skipped steps. Five of 40 blocks
+are left whole. `fast` reuses 4 of 10 steps, and this `balanced` none."""
+
+
+class TestClips:
+    """Gains of clips, from rows of Wan as `toma bench` writes them."""
+
+    @pytest.fixture
+    def costs(self, tmp_path, monkeypatch):
+        monkeypatch.syspath_prepend(str(BENCHMARKS))
+        step_costs = importlib.import_module("step_costs")
+        common = dict.fromkeys(COLUMNS, "") | {"model": "wan-480p", "resolution": "832x480", "frames": "81"}
+        common |= {"mode": "compiled", "compile": "block", "steps": "10", "baseline_ms": "100", "commit": "abc"}
+        with (tmp_path / "video_h200.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            for method, scope, ratio, settings, milliseconds, hits in ROWS_OF_WAN:
+                row = {"method": method, "scope": scope, "assign": "local" if ratio else "", "ratio": str(ratio)}
+                row |= {"settings": json.dumps(settings), "step_ms": str(milliseconds), "cache_hits": hits}
+                writer.writerow(common | row)
+            writer.writerow(common | row | {"frames": "41", "method": "toma-stage", "ratio": "0.5"})
+        (tmp_path / "reuse_multiplications.csv").write_text("model,part,share\n")
+        monkeypatch.setattr(step_costs, "RESULTS", tmp_path)
+        (tmp_path / "costs.csv").write_text(step_costs.as_csv())
+        return StepCosts.load("wan-480p", tmp_path / "costs.csv")
+
+    def test_every_row_once(self, costs):
+        assert [(cost.kind, cost.method, cost.share) for cost in costs.costs] == [
+            *(("merged", "toma", share) for share in (0.72, 0.65, 0.58)),
+            ("skipped", "first-block-cache", 0.2),
+            ("reused", "deep", 0.2),
+        ]
+
+    def test_regions_within_frames_have_their_own_row(self, costs):
+        """As if no block were left whole: 35 of 40 save 0.35, so that 40 save 0.4."""
+        whole = costs.gain(20, preset="toma-stage", config=FAST, blocks=8)
+        assert whole == pytest.approx(1 / 0.6)
+        assert costs.gain(20, preset="toma-stage", config=changed(region_frames=16), blocks=8) == whole
+        assert costs.gain(20, preset="toma-stage", config=changed(region_frames=1), blocks=8) == pytest.approx(1 / 0.52)
+        half = changed(skip_blocks=(0, 1, 2, 3))
+        assert costs.gain(20, preset="toma-stage", config=half, blocks=8) == pytest.approx(1 / 0.8)
+        assert costs.gain(20, preset="toma-stage", config=changed(ratio=0.75), blocks=8) is None
+
+    def test_a_preset_that_merges_in_half_of_the_steps(self, costs):
+        late = ToMAConfig.from_preset("toma-late", skip_blocks=())
+        assert costs.gain(20, preset="toma-late", config=late, blocks=8) == pytest.approx(20 / (10 + 10 * 0.68))
+
+    def test_reuse_and_caches(self, costs):
+        reuse = ToMAConfig.from_preset("reuse", period=2, start=0.0)
+        assert costs.gain(20, preset="reuse", config=reuse) == pytest.approx(20 / (10 + 10 * 0.2))
+        cache = (parse_shortcut("taylorseer:use_lite_mode=True"),)
+        assert costs.gain(20, shortcuts=cache, skipped=0.5) == pytest.approx(1 / 0.6)

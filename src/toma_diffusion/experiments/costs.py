@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from toma_diffusion.config import PRESETS, Config
+from toma_diffusion.config.reuse import PARTS
 from toma_diffusion.core.schedule import Schedule
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.shortcuts import FewerSteps, Shortcut
@@ -28,13 +29,13 @@ MULTIPLICATIONS = "multiplications"
 """The source of a cost that was counted, not timed."""
 TIME_SETTINGS = ("unmerge", "sites", "share", "size_aware_attention", "norm_preserving")
 """Settings that change the time of a step. The regions, how destinations are chosen and how often cost far less."""
-MODELS_OF_LIKE_BLOCKS = ("flux",)
+MODELS_OF_LIKE_BLOCKS = ("flux", "wan-480p")
 """Models whose blocks cost about the same each, so that half of them merged saves half. Those of a UNet do not: they
 are of several grids."""
-BLOCKS: Mapping[str, int] = {"sdxl": 70, "flux": 57}
+BLOCKS: Mapping[str, int] = {"sdxl": 70, "flux": 57, "wan-480p": 40}
 """Transformer blocks of the measured models."""
-SMALLEST_GRID: Mapping[str, int] = {"sdxl": 1024, "flux": 4096}
-"""Tokens of the smallest grid that was merged there, at 1024×1024."""
+SMALLEST_GRID: Mapping[str, int] = {"sdxl": 1024, "flux": 4096, "wan-480p": 32760}
+"""Tokens of the smallest grid that was merged there: at 1024×1024; of Wan 81 frames of 832×480."""
 LEFT_WHOLE = ("skip_blocks", "min_tokens")
 """Settings that leave another part of a small model whole than of a large one."""
 COUNTED_APART = ("ratio", "window", "max_steps", "reuse")
@@ -62,6 +63,8 @@ class StepCost:
     """The share of the blocks that are merged."""
     extras: str = "{}"
     """Those of `TIME_SETTINGS` that differ from the defaults, as JSON."""
+    within_frames: bool = False
+    """Whether regions stay inside a frame of a clip (`region_frames=1`)."""
     share: float = 1.0
     """Of the time of a whole step."""
     source: str = ""
@@ -77,6 +80,7 @@ class StepCost:
             ratio=float(row["ratio"]),
             leaves_grids=row["leaves_grids"] == "True",
             merged_blocks=float(row["merged_blocks"]),
+            within_frames=row["within_frames"] == "True",
             share=float(row["share"]),
         )
 
@@ -173,33 +177,36 @@ class StepCosts:
         if identity(config) != identity(own) or any(values[name] != plain[name] for name in LEFT_WHOLE):
             return None
         wanted = identity(own) | {"leaves_grids": own.min_tokens > SMALLEST_GRID[self.model]}
-        found = _exact(self._rows(preset, wanted), 1 - len(own.skip_blocks) / BLOCKS[self.model])
-        if not found:
+        share = self._share(self._rows(preset, wanted), 1 - len(own.skip_blocks) / BLOCKS[self.model])
+        if share is None:
             return None
         differing = {name: value for name, value in values.items() if value != plain[name]}
         not_counted = {name: value for name, value in differing.items() if name not in COUNTED_APART}
-        return PresetStep(preset, median(found), not_counted)
+        return PresetStep(preset, share, not_counted)
 
     def _merged(self, preset: str, config: Config, blocks: int) -> float | None:
         """The share of a whole step that a merged one takes."""
         of_preset = self.step_of_preset(preset, config)
         if of_preset is not None:
             return of_preset.share
-        found = self._rows(preset, identity(config))
         own = 1 - len(config.skip_blocks) / blocks if blocks else 1.0
-        exact = _exact(found, own)
+        return self._share(self._rows(preset, identity(config)), own)
+
+    def _share(self, costs: Sequence[StepCost], merged_blocks: float) -> float | None:
+        """The share of those with that part of the blocks merged; where blocks are alike, as if it were that part."""
+        exact = [cost.share for cost in costs if abs(cost.merged_blocks - merged_blocks) < 0.005]
         if exact:
             return median(exact)
-        if found and self.model in MODELS_OF_LIKE_BLOCKS:
-            return 1 - own * median((1 - cost.share) / cost.merged_blocks for cost in found)
+        if costs and self.model in MODELS_OF_LIKE_BLOCKS:
+            return 1 - merged_blocks * median((1 - cost.share) / cost.merged_blocks for cost in costs)
         return None
 
     def _reused(self, config: Config) -> float | None:
-        """The share of a whole step that one takes that reuses. Where blocks are all there is, `deep` means blocks."""
+        """The share of a whole step that one takes that reuses. Where blocks are all there is, both parts are one."""
         part = config.reuse.part if config.reuse is not None else ""
-        for wanted in (part, "blocks"):
+        for wanted in (part, *(PARTS if self.model in MODELS_OF_LIKE_BLOCKS else ())):
             found = [cost.share for cost in self.costs if cost.kind == REUSED and cost.method == wanted]
-            if found and (wanted == part or self.model in MODELS_OF_LIKE_BLOCKS):
+            if found:
                 return median(found)
         return None
 
@@ -231,13 +238,9 @@ def identity(config: Config) -> dict[str, Any]:
         "ratio": config.ratio,
         "leaves_grids": bool(values.get("min_tokens")),
         "extras": json.dumps(extras, sort_keys=True),
+        "within_frames": values.get("region_frames") == 1,
     }
 
 
 def _matches(cost: StepCost, wanted: Mapping[str, Any]) -> bool:
     return all(getattr(cost, name) == value for name, value in wanted.items())
-
-
-def _exact(costs: Sequence[StepCost], merged_blocks: float) -> list[float]:
-    """The shares of those with that part of the blocks merged."""
-    return [cost.share for cost in costs if abs(cost.merged_blocks - merged_blocks) < 0.005]

@@ -9,6 +9,7 @@ from statistics import fmean
 
 import torch
 from PIL.Image import Image
+from torch import Tensor
 
 from toma_diffusion.metrics.base import ImageMetric, Sample, to_pixels
 from toma_diffusion.metrics.pixels import Psnr, pool_psnr
@@ -89,8 +90,13 @@ class Flicker(ClipMetric):
         assert sample.reference is not None
         changes, before = [], None
         for frame, other in zip(sample.frames, sample.reference, strict=True):
-            difference = to_pixels(frame).to(self.device) - to_pixels(other).to(self.device)
+            pair = torch.stack([to_pixels(frame), to_pixels(other)]).to(self.device)  # [2, 1, 3, height, width]
             if before is not None:
-                changes.append(255 * (difference - before).abs().mean().item())
-            before = difference
+                changes.append(flicker(*torch.cat([before, pair], dim=1)).item())
+            before = pair
         return fmean(changes)
+
+
+def flicker(frames: Tensor, references: Tensor) -> Tensor:
+    """The same of pixels [..., frames, 3, height, width], 0 to 1."""
+    return 255 * (frames - references).diff(dim=-4).abs().mean(dim=(-4, -3, -2, -1))
