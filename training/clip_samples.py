@@ -12,6 +12,7 @@ from PIL import Image
 from training.loop import Place, write_atomically
 from training.progress import Progress
 from training.samples import grid
+from training.settings import WanSettings
 
 PROMPTS = Path(__file__).with_name("clip_prompts.txt")
 """The first half of them are also for evaluation."""
@@ -28,15 +29,25 @@ def clip_prompts() -> list[str]:
     return PROMPTS.read_text().splitlines()
 
 
-def draw_clips(pipeline: Any, texts: list[str], seed: int, steps: int, guidance: float) -> list[list[Image.Image]]:
-    """The frames of one clip for every text, with `seed` plus its place in the list as its seed."""
+def draw_clips(
+    pipeline: Any, texts: list[str], settings: WanSettings, steps: int, guidance: float
+) -> list[list[Image.Image]]:
+    """The frames of one clip for every text, with the seed of the settings plus its place in the list as its seed."""
     clips: list[list[Image.Image]] = []
+    seed, side = settings.seed, settings.image_size
     with Progress("samples") as progress:
         for start in range(0, len(texts), BATCH):
             batch = texts[start : start + BATCH]
             generators = [torch.Generator().manual_seed(seed + start + index) for index in range(len(batch))]
             clips += pipeline(
-                batch, num_inference_steps=steps, guidance_scale=guidance, generator=generators, output_type="pil"
+                batch,
+                height=side,
+                width=side,
+                num_frames=settings.frames,
+                num_inference_steps=steps,
+                guidance_scale=guidance,
+                generator=generators,
+                output_type="pil",
             ).frames
             progress.update(len(clips) / len(texts), f"{len(clips)} of {len(texts)}")
     return clips
@@ -59,10 +70,10 @@ def write_moving(clips: list[list[Image.Image]], captions: list[str], path: Path
     write_atomically(path, lambda unfinished: first.save(unfinished, format="WEBP", quality=80, **options))
 
 
-def generate_clip_samples(pipeline: Any, seed: int, place: Place, steps: int, guidance: float) -> Path:
+def generate_clip_samples(pipeline: Any, settings: WanSettings, place: Place, steps: int, guidance: float) -> Path:
     """Write `samples.png` and `samples.webp`."""
     texts = clip_prompts()
-    clips = draw_clips(pipeline, texts, seed, steps, guidance)
+    clips = draw_clips(pipeline, texts, settings, steps, guidance)
     path = place.work / "samples.png"
     sheet = grid([strip(clip) for clip in clips], texts, COLUMNS)
     write_atomically(path, lambda unfinished: sheet.save(unfinished, format="PNG"))

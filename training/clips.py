@@ -177,15 +177,22 @@ class Plan:
     colour: Tensor
     chances: Tensor
     """[clips, CHANCES], from 0 to 1."""
-    captions: list[str]
 
     def __len__(self) -> int:
-        return len(self.captions)
+        return len(self.image)
 
-    def part(self, start: int, end: int, device: torch.device) -> Plan:
-        """Some of the clips, on the device."""
-        tensors = (self.image, self.mirrored, self.motion, self.pattern, self.colour, self.chances)
-        return Plan(*(tensor[start:end].to(device) for tensor in tensors), self.captions[start:end])
+    def to(self, device: torch.device) -> Plan:
+        """The same, on the device."""
+        return Plan(*(tensor.to(device) for tensor in self.tensors))
+
+    def take(self, which: slice | Tensor) -> Plan:
+        """Some of the clips."""
+        return Plan(*(tensor[which] for tensor in self.tensors))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of it."""
+        return self.image, self.mirrored, self.motion, self.pattern, self.colour, self.chances
 
 
 def full_caption(subject: str, motion: str, pattern: str, colour: str) -> str:
@@ -201,33 +208,42 @@ def full_caption(subject: str, motion: str, pattern: str, colour: str) -> str:
 def draw_plan(subjects: Subjects, count: int, seed: int) -> Plan:
     """So many clips: every subject equally often, with every motion, and over all grounds."""
     chance = random.Random(seed)
-    rows, captions = [], []
+    rows = []
     for index in range(count):
         image = chance.choice(subjects.groups[index % len(subjects.groups)])
         mirrored = subjects.mirror[image] and chance.random() < 0.5
         motion, colour = chance.randrange(len(MOTIONS)), chance.randrange(len(COLOURS))
         (pattern,) = chance.choices(range(len(PATTERNS)), PATTERN_SHARES)
         rows.append((image, mirrored, motion, pattern, colour))
-        words = MOTIONS[motion], PATTERNS[pattern], list(COLOURS)[colour]
-        captions.append(full_caption(subjects.captions[image], *words))
     columns = torch.tensor(rows).unbind(dim=1)
     chances = torch.rand(count, CHANCES, generator=torch.Generator().manual_seed(seed))
-    return Plan(*columns, chances, captions)
+    return Plan(*columns, chances)
 
 
-def paths(plan: Plan, frames: int) -> tuple[Tensor, Tensor, Tensor]:
+def captions_of(plan: Plan, subjects: Subjects) -> list[str]:
+    """What is said of each clip."""
+    rows = torch.stack([plan.image, plan.motion, plan.pattern, plan.colour], dim=1).tolist()
+    colours = list(COLOURS)
+    return [
+        full_caption(subjects.captions[image], MOTIONS[motion], PATTERNS[pattern], colours[colour])
+        for image, motion, pattern, colour in rows
+    ]
+
+
+def paths(plan: Plan, time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Where the subject is, half its width and height, and its angle. [clips, frames, 2], then [clips, frames]
+
+    Each at its `time`, from 0 at the beginning of the clip to 1 at its end, [frames] or [clips, frames].
 
     Positions and sizes are shares of half the frame, from -1 at the left and the top; an angle above 0 is turned to the
     left.
     """
-    time = torch.linspace(0, 1, frames, device=plan.chances.device)
     x, y, size, speed = plan.chances[:, :4, None].unbind(dim=1)  # each [clips, 1]
     size = 0.42 + 0.12 * size
     along = (0.4 + 0.15 * speed) * (2 * time - 1)  # [clips, frames]
     aside_x, aside_y = 0.3 * (2 * x - 1), 0.3 * (2 * y - 1)
     turn = (2 / 3 + 0.5 * speed) * math.pi * time
-    larger = 0.24 + (0.3 + 0.12 * speed) * time
+    larger, smaller = (0.24 + (0.3 + 0.12 * speed) * share for share in (time, 1 - time))
     hop = 0.4 - 0.8 * (2 * math.pi * time).sin().abs()
     positions = torch.stack([aside_x + 0 * time, aside_y + 0 * time], dim=-1)
     sizes, angles = size + 0 * time, 0 * (size + time)
@@ -242,10 +258,15 @@ def paths(plan: Plan, frames: int) -> tuple[Tensor, Tensor, Tensor]:
         elif motion in ("turning left", "turning right"):
             angles = torch.where(now, turn if motion == "turning left" else -turn, angles)
         elif motion in ("growing", "shrinking"):
-            sizes = torch.where(now, larger if motion == "growing" else larger.flip(-1), sizes)
+            sizes = torch.where(now, larger if motion == "growing" else smaller, sizes)
         elif motion == "bouncing":
             positions[..., 1] = torch.where(now, hop, positions[..., 1])
     return positions, sizes, angles
+
+
+def whole_clip(frames: int, device: torch.device) -> Tensor:
+    """The times of its frames. [frames]"""
+    return torch.linspace(0, 1, frames, device=device)
 
 
 def grounds(plan: Plan, size: int) -> Tensor:
@@ -278,9 +299,10 @@ def grounds(plan: Plan, size: int) -> Tensor:
     return torch.lerp(colour[..., None, None], lighter[..., None, None], share[:, None])
 
 
-def render(plan: Plan, sprites: Tensor, frames: int, size: int) -> Tensor:
-    """The clips, from -1 to 1 as autoencoders take them. [clips, frames, 3, size, size]"""
-    positions, sizes, angles = paths(plan, frames)
+def render(plan: Plan, sprites: Tensor, time: Tensor, size: int) -> Tensor:
+    """The clips at these times, from -1 to 1 as autoencoders take them. [clips, frames, 3, size, size]"""
+    positions, sizes, angles = paths(plan, time)
+    frames = time.shape[-1]
     cos, sin = angles.cos(), angles.sin()
     back = torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2) / sizes[..., None, None]
     back[..., 0, :] *= (1 - 2 * plan.mirrored.float())[:, None, None]

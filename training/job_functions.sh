@@ -19,7 +19,12 @@ if vae.exists() and not (kept.exists() and kept.stat().st_mtime > vae.stat().st_
 for model in sys.argv[3:]:
     folder = work / model / "pipeline"
     if folder.exists():
-        pack({"flux": "flux.zip", "4step": "lora.zip", "wan": "wan.zip"}[model], folder, [f for f in folder.rglob("*") if f.is_file()])
+        name = "lora.zip" if model == "4step" else f"{model}.zip"
+        files = [file for file in folder.rglob("*") if file.is_file()]
+        vae = [file for file in files if model == "wan" and file.parent.name == "vae"]  # together they are large
+        pack(name, folder, [file for file in files if file not in vae])
+        if vae:
+            pack("wan_vae.zip", folder, vae)
     sheet = work / model / "samples.png"
     if sheet.exists():
         from PIL import Image

@@ -1,5 +1,5 @@
-"""The command line: `python -m training.run STAGE --model unet|flux|4step|wan --work DIR`, with a stage of that model or
-`all`."""
+"""The command line: `python -m training.run STAGE --model unet|flux|4step|wan --work DIR`, with a stage of that model
+or `all`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import transformers
 from training.attention import KERNELS, use_attention
 from training.clip_latents import prepare_clips
 from training.clip_samples import generate_clip_samples
+from training.clip_vae import train_clip_vae
 from training.diffusion import train_diffusion
 from training.distill import train_four_step
 from training.export import export, load_pipeline
@@ -39,7 +40,7 @@ STAGES = {
     "unet": ("vae", "latents", "diffusion", "export", "samples"),
     "flux": ("vae", "latents", "diffusion", "export", "samples"),
     "4step": ("distill", "export", "samples"),
-    "wan": ("latents", "diffusion", "export", "samples"),
+    "wan": ("vae", "latents", "diffusion", "export", "samples"),
 }
 SETTINGS = {
     "unet": (FULL, TINY),
@@ -51,7 +52,7 @@ SHARES = {
     "unet": {"vae": 0.22, "diffusion": 0.70},
     "flux": {"vae": 0.11, "diffusion": 0.74},
     "4step": {"distill": 0.85},
-    "wan": {"diffusion": 0.80},
+    "wan": {"vae": 0.14, "diffusion": 0.66},
 }
 """Of the minutes of `all`; what is left is for reading, encoding, exporting and sampling."""
 DENOISERS = {"unet": "unet", "flux": "transformer", "wan": "transformer"}
@@ -124,14 +125,18 @@ def shares(options: argparse.Namespace) -> dict[str, float]:
     if options.stage != "all":
         return {options.stage: 1.0}
     share = {stage: SHARES[options.model].get(stage, 1.0) for stage in STAGES[options.model]}
-    if options.start and "vae" in share:
+    if options.start:
         share["diffusion"] += share.pop("vae")
     return share
 
 
 def run_unet(stage: str, settings: Any, place: Place, budget: Budget, options: argparse.Namespace) -> None:
     """One stage of the demo model."""
-    if stage == "diffusion":
+    if stage == "vae":
+        train_vae(options.data, settings, place, budget, options.limit)
+    elif stage == "latents":
+        prepare_latents(options.data, settings, place, options.limit)
+    elif stage == "diffusion":
         train_diffusion(settings, place, budget)
     elif stage == "export":
         export(settings, place)
@@ -142,7 +147,11 @@ def run_unet(stage: str, settings: Any, place: Place, budget: Budget, options: a
 
 def run_flux(stage: str, settings: Any, place: Place, budget: Budget, options: argparse.Namespace) -> None:
     """One stage of the Flux-class model."""
-    if stage == "diffusion":
+    if stage == "vae":
+        train_vae(options.data, settings, place, budget, options.limit)
+    elif stage == "latents":
+        prepare_latents(options.data, settings, place, options.limit)
+    elif stage == "diffusion":
         train_flux(settings, place, budget)
     elif stage == "export":
         export_flux(settings, place)
@@ -164,7 +173,9 @@ def run_four_step(stage: str, settings: Any, place: Place, budget: Budget, optio
 
 def run_wan(stage: str, settings: Any, place: Place, budget: Budget, options: argparse.Namespace) -> None:
     """One stage of the video model."""
-    if stage == "latents":
+    if stage == "vae":
+        train_clip_vae(options.data, settings, place, budget, options.limit)
+    elif stage == "latents":
         prepare_clips(options.data, settings, place, options.limit)
     elif stage == "diffusion":
         train_wan(settings, place, budget)
@@ -172,7 +183,7 @@ def run_wan(stage: str, settings: Any, place: Place, budget: Budget, options: ar
         export_wan(settings, place)
     else:
         steps, guidance = options.sample_steps or 20, options.guidance or 4.0
-        generate_clip_samples(load_wan(place, place.work / "pipeline"), settings.seed, place, steps, guidance)
+        generate_clip_samples(load_wan(place, place.work / "pipeline"), settings, place, steps, guidance)
 
 
 RUN = {"unet": run_unet, "flux": run_flux, "4step": run_four_step, "wan": run_wan}
@@ -201,12 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     for stage, share in shares(options).items():
         budget = Budget(options.minutes * share, options.steps)
-        if stage == "vae":
-            train_vae(options.data, settings, place, budget, options.limit)
-        elif stage == "latents" and options.model != "wan":
-            prepare_latents(options.data, settings, place, options.limit)
-        else:
-            RUN[options.model](stage, settings, place, budget, options)
+        RUN[options.model](stage, settings, place, budget, options)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,10 @@ class WanSettings(Settings):
     """Sizes and rates of the video model: clips of 16 frames of 256 pixels, 16×16×16 = 4096 tokens."""
 
     image_size: int = 256
-    """Width and height of a frame. The autoencoder is the demo model's, and makes one latent of 8×8 pixels."""
+    """Width and height of a frame. The autoencoder begins as the demo model's, and makes one latent of 8×8 pixels."""
+    vae_batch: int = 32
+    vae_rate: float = 5e-4
+    kl_weight: float = 1e-6
     frames: int = 16
     clips: int = 12_288
     """How many are rendered: 1.6 GB of latents."""
@@ -232,6 +235,7 @@ TINY_WAN = replace(
     frames=4,
     clips=6,
     garments=2,
+    vae_batch=4,
     heads=2,
     head_channels=16,
     feed_forward=32,

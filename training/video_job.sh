@@ -4,8 +4,9 @@
 #   bash training/video_job.sh WORK DATA OUT [MINUTES [MORE...]]
 #
 # WORK gets checkpoints and logs: run the same command again after an interruption. DATA is what
-# `python -m training.pack --clips` wrote, or the whole data. OUT gets the results, each as soon as it exists: wan.zip,
-# wan_samples.jpg, wan_samples.webp, logs.zip (with a reconstruction of some clips), and `done` or `failed` at the end.
+# `python -m training.pack --clips` wrote, or the whole data. OUT gets the results, each as soon as it exists: wan.zip and
+# wan_vae.zip, to be unpacked into one folder, wan_samples.jpg, wan_samples.webp, logs.zip (with reconstructions of some
+# frames), and `done` or `failed` at the end.
 # MORE goes to training.run, such as "--tiny --limit 8 --steps 20" for a try on a CPU, or "--start FOLDER" to train an
 # unpacked wan.zip further.
 set -uo pipefail

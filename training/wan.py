@@ -28,7 +28,7 @@ class PatchesAsMatrix(nn.Conv3d):
     def forward(self, x: Tensor) -> Tensor:
         """[clips, channels, frames, height, width], of all but the channels as many as there are patches."""
         _, rows, columns = self.kernel_size
-        patches = x.unflatten(4, (-1, columns)).unflatten(3, (-1, rows))  # [clips, channels, frames, y, rows, x, columns]
+        patches = x.unflatten(4, (-1, columns)).unflatten(3, (-1, rows))  # […, y, rows, x, columns]
         patches = patches.permute(0, 2, 3, 5, 1, 4, 6).flatten(4)
         return linear(patches, self.weight.flatten(1), self.bias).movedim(-1, 1)
 

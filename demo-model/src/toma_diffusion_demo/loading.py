@@ -34,6 +34,9 @@ LOW_RANK_WEIGHTS = "pytorch_lora_weights.safetensors"
 """The name that diffusers looks for."""
 FRAMES_AT_ONCE = 16
 """That are decoded together."""
+COUNTED_FRAMES = 2
+"""WanPipeline makes 1 + n latent frames for 1 + n · factor frames, and corrects all other numbers. With a factor of 1,
+that of an autoencoder of images, it finds every number wrong: it is told another."""
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 """What the names of the two low-rank factors of a layer end with."""
 
@@ -169,11 +172,6 @@ class FrameAutoencoder(nn.Module):
         device: torch.device = self.images.device
         return device
 
-    def encode(self, frames: Tensor) -> Tensor:
-        """Latents of images, the mean of what they may be. [images, 3, height, width], then [images, channels, …]"""
-        latents: Tensor = self.images.encode(frames).latent_dist.mean
-        return latents * self.images.config.scaling_factor
-
     def decode(self, latents: Tensor, return_dict: bool = False) -> tuple[Tensor]:
         """Frames of latents, [clips, channels, frames, height, width] to [clips, 3, frames, …], a few at a time."""
         each = (latents / self.images.config.scaling_factor).transpose(1, 2).flatten(0, 1).split(FRAMES_AT_ONCE)
@@ -183,12 +181,6 @@ class FrameAutoencoder(nn.Module):
 
 class DemoWanPipeline(WanPipeline):  # type: ignore[misc]  # as above
     """WanPipeline with CLIP's tokens as its text, and an autoencoder that knows images alone."""
-
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
-        # It makes 1 + n · factor frames of 1 + n latent ones, and asks for that number; a factor of 1 it always finds
-        # wrong. `__call__` counts in twos, and the decoder makes one frame of each latent one.
-        self.vae_scale_factor_temporal = 2
 
     def _get_t5_prompt_embeds(
         self,
@@ -237,7 +229,7 @@ class DemoWanPipeline(WanPipeline):  # type: ignore[misc]  # as above
             negative_prompt=negative_prompt,
             height=height or side,
             width=width or side,
-            num_frames=2 * num_frames - 1,
+            num_frames=1 + COUNTED_FRAMES * (num_frames - 1),
             num_inference_steps=num_inference_steps,
             guidance_scale=guidance_scale,
             num_videos_per_prompt=num_videos_per_prompt,
@@ -254,24 +246,24 @@ class DemoWanPipeline(WanPipeline):  # type: ignore[misc]  # as above
 
 
 def build_wan_pipeline(
-    transformer: WanTransformer3DModel, scheduler: FlowMatchEulerDiscreteScheduler, text: Path
+    transformer: WanTransformer3DModel, vae: AutoencoderKL, scheduler: FlowMatchEulerDiscreteScheduler, text: Path
 ) -> DemoWanPipeline:
-    """A pipeline of these parts, with the text encoder, tokenizer and autoencoder of the pipeline in the folder
-    `text`."""
-    dtype = transformer.dtype
+    """A pipeline of these parts, with the text encoder and tokenizer of the pipeline in the folder `text`."""
     encoder = CLIPTextModel.from_pretrained(text / "text_encoder", local_files_only=True)
-    vae = AutoencoderKL.from_pretrained(text / "vae", torch_dtype=dtype, local_files_only=True)
-    return DemoWanPipeline(
+    pipe = DemoWanPipeline(
         tokenizer=CLIPTokenizer.from_pretrained(text / "tokenizer", local_files_only=True),
-        text_encoder=encoder.to(dtype),
+        text_encoder=encoder.to(transformer.dtype),
         vae=FrameAutoencoder(vae),
         scheduler=scheduler,
         transformer=transformer,
     )
+    pipe.vae_scale_factor_temporal = COUNTED_FRAMES
+    return pipe
 
 
 def wan_pipeline(folder: Path, dtype: torch.dtype = torch.bfloat16, text: Path | None = None) -> DemoWanPipeline:
-    """A video model that the project's folder `training/` made; it is not in this package. Prompts are read and frames
-    are decoded by the demo model, or another pipeline `text`."""
+    """A video model that the project's folder `training/` made; there is none in this package. Prompts are read by the
+    demo model, or another pipeline `text`."""
+    vae = AutoencoderKL.from_pretrained(folder / "vae", torch_dtype=dtype, local_files_only=True)
     scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler", local_files_only=True)
-    return build_wan_pipeline(load_transformer(folder / "transformer", dtype), scheduler, text or model_folder())
+    return build_wan_pipeline(load_transformer(folder / "transformer", dtype), vae, scheduler, text or model_folder())
