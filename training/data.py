@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -71,23 +72,39 @@ def read_image(data: bytes, size: int) -> NDArray[np.uint8]:
     return np.asarray(image)
 
 
+@dataclass(frozen=True)
+class Files:
+    """One set as it is stored: WebP files, and what is said about each."""
+
+    files: list[bytes]
+    captions: list[str]
+    classes: list[str]
+
+
+def read_set(folder: Path, name: str, limit: int | None = None) -> Files:
+    """Read one of the SETS without decoding its images. `limit` takes so many of them, for trying out."""
+    path = folder / f"{name}.npz"
+    if not path.exists():
+        raise FileNotFoundError(f"There is no {path}. Give the folder of {', '.join(SETS)} (.npz) as --data.")
+    with np.load(path) as arrays:
+        blob, offsets, labels = arrays["blob"], arrays["off"], arrays["label"][:limit]
+        classes, captions = json.loads(str(arrays["classes"])), json.loads(str(arrays["caption"]))[:limit]
+    files = [blob[start:end].tobytes() for start, end in pairwise(offsets[: len(captions) + 1])]
+    return Files(files, captions, [classes[label] for label in labels])
+
+
+def read_images(files: Sequence[bytes], size: int) -> list[NDArray[np.uint8]]:
+    """Many images at once: decoding releases Python's lock."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda file: read_image(file, size), files))
+
+
 def load(folder: Path, size: int, limit: int | None = None) -> Dataset:
     """Read both sets. `limit` takes so many images of each set, for trying out."""
-    images: list[NDArray[np.uint8]] = []
-    captions: list[str] = []
-    sizes: list[int] = []
-    mirror: list[bool] = []
-    for name in SETS:
-        path = folder / f"{name}.npz"
-        if not path.exists():
-            raise FileNotFoundError(f"There is no {path}. Give the folder of {', '.join(SETS)} (.npz) as --data.")
-        with np.load(path) as arrays:
-            blob, offsets, labels = arrays["blob"], arrays["off"], arrays["label"][:limit]
-            classes, said = json.loads(str(arrays["classes"])), json.loads(str(arrays["caption"]))[:limit]
-        files = [blob[start:end].tobytes() for start, end in pairwise(offsets[: len(said) + 1])]
-        with ThreadPoolExecutor() as pool:  # decoding releases Python's lock
-            images += pool.map(lambda file: read_image(file, size), files)
-        captions += said
-        sizes.append(len(said))
-        mirror += [may_mirror(caption, classes[label]) for caption, label in zip(said, labels, strict=True)]
-    return Dataset(np.stack(images), captions, tuple(sizes), torch.tensor(mirror))
+    sets = [read_set(folder, name, limit) for name in SETS]
+    return Dataset(
+        np.stack([image for each in sets for image in read_images(each.files, size)]),
+        [caption for each in sets for caption in each.captions],
+        tuple(len(each.captions) for each in sets),
+        torch.tensor([may_mirror(*words) for each in sets for words in zip(each.captions, each.classes, strict=True)]),
+    )

@@ -44,6 +44,16 @@ def load_pipeline(folder: Path, device: torch.device) -> StableDiffusionPipeline
     return pipeline.to(device, torch.float16 if device.type == "cuda" else torch.float32)
 
 
+def tidy(folder: Path) -> None:
+    """Leave no paths of this machine in the files, and let everybody read them."""
+    for path in folder.rglob("config.json"):
+        values = json.loads(path.read_text())
+        values.pop("_name_or_path", None)
+        path.write_text(json.dumps(values, indent=2) + "\n")
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes them for the owner alone
+
+
 def write_files(pipeline: StableDiffusionPipeline, tokenizer: Path, folder: Path) -> None:
     """Write the pipeline so that it loads without arguments, in old and new versions of transformers."""
     pipeline.save_pretrained(folder, safe_serialization=True)
@@ -51,15 +61,10 @@ def write_files(pipeline: StableDiffusionPipeline, tokenizer: Path, folder: Path
     # and the pipeline fails when they differ.
     config = folder / "text_encoder" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
-    for path in folder.rglob("config.json"):  # paths of this machine are private
-        values = json.loads(path.read_text())
-        values.pop("_name_or_path", None)
-        path.write_text(json.dumps(values, indent=2) + "\n")
     # All versions read vocab.json and merges.txt; tokenizer.json holds the same again.
     shutil.rmtree(folder / "tokenizer")
     shutil.copytree(tokenizer, folder / "tokenizer")
-    for path in folder.rglob("*.safetensors"):
-        path.chmod(0o644)  # safetensors writes them for the owner alone
+    tidy(folder)
 
 
 def assemble(settings: UNetSettings, place: Place) -> tuple[StableDiffusionPipeline, dict[str, Any]]:

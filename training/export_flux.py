@@ -9,13 +9,13 @@ from string import Template
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, FluxTransformer2DModel
+from diffusers import AutoencoderKL, ModelMixin
 from PIL import Image
 from safetensors.torch import save_file
 from toma_diffusion_demo.loading import SCALE, WEIGHTS, DemoFluxPipeline, build_flux_pipeline, flux_pipeline
 from torch import Tensor
 
-from training.export import MIB, ModelTooLargeError, folder_mib, history_of, millions, table_line
+from training.export import MIB, ModelTooLargeError, folder_mib, history_of, millions, table_line, tidy
 from training.flux import load_text_encoder
 from training.loop import HISTORY, Place, averaged
 from training.models import build_flow_scheduler, build_flux
@@ -41,7 +41,7 @@ def quantised(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return stored
 
 
-def write_transformer(transformer: FluxTransformer2DModel, folder: Path) -> None:
+def write_transformer(transformer: ModelMixin, folder: Path) -> None:
     """Write its configuration and its weights."""
     transformer.save_config(folder)
     weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in transformer.state_dict().items()}
@@ -87,13 +87,7 @@ def export_flux(settings: FluxSettings, place: Place, max_mib: float = MAX_MIB) 
     write_transformer(transformer, unfinished / "transformer")
     vae.half().save_pretrained(unfinished / "vae")
     vae.float()
-    for path in unfinished.rglob("config.json"):  # paths of this machine are private
-        values = json.loads(path.read_text())
-        values.pop("_name_or_path", None)
-        path.write_text(json.dumps(values, indent=2) + "\n")
-    for path in unfinished.rglob("*.safetensors"):
-        path.chmod(0o644)  # safetensors writes them for the owner alone
-
+    tidy(unfinished)
     history = history_of("transformer", state, place)
     (unfinished / HISTORY).write_text(json.dumps(history, indent=2) + "\n")
     assert place.text is not None

@@ -18,64 +18,10 @@ python=${PYTHON:-python3}
 text=demo-model/src/toma_diffusion_demo/model
 mkdir -p "$work" "$out"
 
-# keep WHAT...: copy results that exist to OUT. Zip files hold a folder, images become JPEG.
-keep() {
-  "$python" - "$work" "$out" "$@" <<'PYTHON'
-import pathlib, sys, zipfile
-work, out = map(pathlib.Path, sys.argv[1:3])
-
-def pack(name, root, files):
-    unfinished = out / f".{name}"
-    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in files:
-            archive.write(file, file.relative_to(root))
-    unfinished.rename(out / name)
-
-vae, kept = work / "flux" / "vae.pt", out / "vae.zip"
-if vae.exists() and not (kept.exists() and kept.stat().st_mtime > vae.stat().st_mtime):
-    pack("vae.zip", vae.parent, [vae])
-for model in sys.argv[3:]:
-    folder = work / model / "pipeline"
-    if folder.exists():
-        pack({"flux": "flux.zip", "4step": "lora.zip"}[model], folder, [f for f in folder.rglob("*") if f.is_file()])
-    sheet = work / model / "samples.png"
-    if sheet.exists():
-        from PIL import Image
-        Image.open(sheet).convert("RGB").save(out / f"{model}_samples.jpg", quality=85)
-logs = [*work.glob("*.log"), *work.glob("*/*.csv"), *work.glob("*/reconstructions.png")]
-pack("logs.zip", work, logs)
-PYTHON
-}
-
-# train MODEL MINUTES MORE...: all of its stages. Whatever fails, what exists is kept.
-train() {
-  local model=$1 minutes=$2 status
-  shift 2
-  echo "$(date +%T) $model: $minutes minutes, $*" >>"$work/job.log"
-  "$python" -m training.run all --model "$model" --text "$text" --data "$data" --work "$work/$model" \
-    --minutes "$minutes" "$@" >>"$work/$model.log" 2>&1 &
-  local process=$!
-  while kill -0 "$process" 2>/dev/null; do # results are kept while samples are still drawn
-    sleep "${KEEP_SECONDS:-5}"
-    keep "$model" 2>>"$work/job.log"
-  done
-  wait "$process"
-  status=$?
-  keep "$model" 2>>"$work/job.log"
-  echo "$(date +%T) $model: ended with $status" >>"$work/job.log"
-  return $status
-}
-
-# train_flux MORE...: from the fastest way to the plainest. One that fails leaves its last checkpoint to the next.
-# Compiled code knows its attention's kernel, the cache does not: each has a cache of its own.
-train_flux() {
-  TORCHINDUCTOR_CACHE_DIR="$work/compiled-flash" train flux "$flux_minutes" --compile --attention flash "$@" ||
-    TORCHINDUCTOR_CACHE_DIR="$work/compiled-efficient" train flux "$flux_minutes" --compile --attention efficient "$@" ||
-    train flux "$flux_minutes" --attention efficient "$@"
-}
+. training/job_functions.sh
 
 result=done
-if [ "$flux_minutes" != 0 ]; then train_flux "$@" || result=failed; fi
+if [ "$flux_minutes" != 0 ]; then train_somehow flux "$flux_minutes" "$@" || result=failed; fi
 if [ "$four_step_minutes" != 0 ]; then train 4step "$four_step_minutes" "$@" || result=failed; fi
 keep flux 4step
 touch "$out/$result"

@@ -17,7 +17,7 @@ from training.data import Dataset, load, to_float
 from training.loop import HISTORY, Place, averaged, write_atomically
 from training.models import build_vae
 from training.progress import Progress
-from training.settings import LatentSettings, Settings, UNetSettings
+from training.settings import CaptionSettings, LatentSettings, UNetSettings
 
 ENCODE_BATCH = 64
 
@@ -53,7 +53,7 @@ def normalise(vae: AutoencoderKL, latents: Tensor) -> Tensor:
     return (latents - mean.view(shape)) / deviation.view(shape)
 
 
-def wordings(dataset: Dataset, settings: Settings) -> list[list[str]]:
+def wordings(dataset: Dataset, settings: CaptionSettings) -> list[list[str]]:
     """For every image some wordings of its caption; the colour is named for photographs only."""
     chance = random.Random(settings.seed)
     texts = []

@@ -1,5 +1,5 @@
-"""The command line: `python -m training.run STAGE --model unet|flux|4step --work DIR`, with a stage of that model or
-`all`."""
+"""The command line: `python -m training.run STAGE --model unet|flux|4step|wan --work DIR`, with a stage of that model
+or `all`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ import torch
 import transformers
 
 from training.attention import KERNELS, use_attention
+from training.clip_latents import prepare_clips
+from training.clip_samples import generate_clip_samples
+from training.clip_vae import train_clip_vae
 from training.diffusion import train_diffusion
 from training.distill import train_four_step
 from training.export import export, load_pipeline
@@ -23,26 +26,36 @@ from training.export_flux import export_flux, flux_arguments
 from training.export_flux import load_exported as load_flux
 from training.export_four_step import export_four_step
 from training.export_four_step import load_exported as load_four_step
+from training.export_wan import export_wan
+from training.export_wan import load_exported as load_wan
 from training.flux import train_flux
 from training.latents import prepare_latents
 from training.loop import Budget, Place
 from training.samples import generate_samples
-from training.settings import FLUX, FOUR_STEP, FULL, TINY, TINY_FLUX, TINY_FOUR_STEP
+from training.settings import FLUX, FOUR_STEP, FULL, TINY, TINY_FLUX, TINY_FOUR_STEP, TINY_WAN, WAN
 from training.vae import train_vae
+from training.wan import train_wan
 
 STAGES = {
     "unet": ("vae", "latents", "diffusion", "export", "samples"),
     "flux": ("vae", "latents", "diffusion", "export", "samples"),
     "4step": ("distill", "export", "samples"),
+    "wan": ("vae", "latents", "diffusion", "export", "samples"),
 }
-SETTINGS = {"unet": (FULL, TINY), "flux": (FLUX, TINY_FLUX), "4step": (FOUR_STEP, TINY_FOUR_STEP)}
+SETTINGS = {
+    "unet": (FULL, TINY),
+    "flux": (FLUX, TINY_FLUX),
+    "4step": (FOUR_STEP, TINY_FOUR_STEP),
+    "wan": (WAN, TINY_WAN),
+}
 SHARES = {
     "unet": {"vae": 0.22, "diffusion": 0.70},
     "flux": {"vae": 0.11, "diffusion": 0.74},
     "4step": {"distill": 0.85},
+    "wan": {"vae": 0.14, "diffusion": 0.66},
 }
 """Of the minutes of `all`; what is left is for reading, encoding, exporting and sampling."""
-DENOISERS = {"unet": "unet", "flux": "transformer"}
+DENOISERS = {"unet": "unet", "flux": "transformer", "wan": "transformer"}
 """The folder of an exported model that another training can start from."""
 READS_DATA = ("vae", "latents", "distill")
 
@@ -74,11 +87,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--data", type=Path, help=f"folder of fluent_emoji.npz and clothing.npz ({', '.join(READS_DATA)})"
     )
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints, logs and results")
-    parser.add_argument("--start", type=Path, help="an exported unet or flux to train further, without the stage vae")
-    parser.add_argument("--text", type=Path, help="the pipeline whose text encoder flux uses, or that 4step distills")
+    parser.add_argument("--start", type=Path, help="an exported model to train further, without the stage vae")
+    parser.add_argument("--text", type=Path, help="the demo model, of which all but unet use parts")
     parser.add_argument("--minutes", type=duration, default=12.0, help="for this stage, or for all of them together")
     parser.add_argument("--steps", type=whole, help="stop after so many steps even if minutes are left")
-    parser.add_argument("--batch", type=whole, help="images a step in the stages diffusion and distill")
+    parser.add_argument("--batch", type=whole, help="images or frames a step in the stages diffusion and distill")
     parser.add_argument("--seed", type=int, default=FULL.seed)
     parser.add_argument("--checkpoint-seconds", type=float, default=60.0, help="what a killed run loses at most")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -96,7 +109,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if options.stage in (*READS_DATA, "all") and options.data is None:
         parser.error(f"the stage {options.stage} needs --data")
     if options.model == "unet" and options.text:
-        parser.error("--text is for --model flux and 4step: unet learns a text encoder of its own")
+        parser.error("--text is for --model flux, 4step and wan: unet learns a text encoder of its own")
     if options.start and options.model not in DENOISERS:
         parser.error(f"--start is for --model {' and '.join(DENOISERS)}")
     if options.start and options.stage == "vae":
@@ -119,7 +132,11 @@ def shares(options: argparse.Namespace) -> dict[str, float]:
 
 def run_unet(stage: str, settings: Any, place: Place, budget: Budget, options: argparse.Namespace) -> None:
     """One stage of the demo model."""
-    if stage == "diffusion":
+    if stage == "vae":
+        train_vae(options.data, settings, place, budget, options.limit)
+    elif stage == "latents":
+        prepare_latents(options.data, settings, place, options.limit)
+    elif stage == "diffusion":
         train_diffusion(settings, place, budget)
     elif stage == "export":
         export(settings, place)
@@ -130,7 +147,11 @@ def run_unet(stage: str, settings: Any, place: Place, budget: Budget, options: a
 
 def run_flux(stage: str, settings: Any, place: Place, budget: Budget, options: argparse.Namespace) -> None:
     """One stage of the Flux-class model."""
-    if stage == "diffusion":
+    if stage == "vae":
+        train_vae(options.data, settings, place, budget, options.limit)
+    elif stage == "latents":
+        prepare_latents(options.data, settings, place, options.limit)
+    elif stage == "diffusion":
         train_flux(settings, place, budget)
     elif stage == "export":
         export_flux(settings, place)
@@ -150,7 +171,22 @@ def run_four_step(stage: str, settings: Any, place: Place, budget: Budget, optio
         generate_samples(partial(load_four_step, place), settings.seed, place, steps, guidance)
 
 
-RUN = {"unet": run_unet, "flux": run_flux, "4step": run_four_step}
+def run_wan(stage: str, settings: Any, place: Place, budget: Budget, options: argparse.Namespace) -> None:
+    """One stage of the video model."""
+    if stage == "vae":
+        train_clip_vae(options.data, settings, place, budget, options.limit)
+    elif stage == "latents":
+        prepare_clips(options.data, settings, place, options.limit)
+    elif stage == "diffusion":
+        train_wan(settings, place, budget)
+    elif stage == "export":
+        export_wan(settings, place)
+    else:
+        steps, guidance = options.sample_steps or 20, options.guidance or 4.0
+        generate_clip_samples(load_wan(place, place.work / "pipeline"), settings, place, steps, guidance)
+
+
+RUN = {"unet": run_unet, "flux": run_flux, "4step": run_four_step, "wan": run_wan}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -176,12 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     for stage, share in shares(options).items():
         budget = Budget(options.minutes * share, options.steps)
-        if stage == "vae":
-            train_vae(options.data, settings, place, budget, options.limit)
-        elif stage == "latents":
-            prepare_latents(options.data, settings, place, options.limit)
-        else:
-            RUN[options.model](stage, settings, place, budget, options)
+        RUN[options.model](stage, settings, place, budget, options)
 
 
 if __name__ == "__main__":

@@ -62,14 +62,14 @@ def decibels(images: list[Image.Image], others: list[Image.Image]) -> float:
     return float(np.mean([10 * np.log10(255**2 / error) for error in errors]))
 
 
-def grid(images: list[Image.Image], captions: list[str]) -> Image.Image:
+def grid(images: list[Image.Image], captions: list[str], columns: int = COLUMNS) -> Image.Image:
     """Images in rows, each with its caption below."""
     width, height = images[0].size
-    rows = -(-len(images) // COLUMNS)
-    sheet = Image.new("RGB", (COLUMNS * width, rows * (height + CAPTION_HEIGHT)), "white")
+    rows = -(-len(images) // columns)
+    sheet = Image.new("RGB", (columns * width, rows * (height + CAPTION_HEIGHT)), "white")
     canvas = ImageDraw.Draw(sheet)
     for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
-        left, top = index % COLUMNS * width, index // COLUMNS * (height + CAPTION_HEIGHT)
+        left, top = index % columns * width, index // columns * (height + CAPTION_HEIGHT)
         sheet.paste(image, (left, top))
         lines = textwrap.wrap(caption, max(8, width // 6))[:2]
         canvas.multiline_text((left + 4, top + height + 4), "\n".join(lines), fill="black")

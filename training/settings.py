@@ -8,18 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Settings:
-    """What every training has: its rates, its averages, and which captions are drawn how often."""
+    """What every training has: its rates and its averages."""
 
     seed: int = 0
     batch: int = 256
-    emoji_share: float = 0.75
-    """Of the images drawn. There are a hundred times as many emoji by name as garments, and each has to be learnt."""
-    concept_power: float = 1.0
-    """Each of n images of one concept is drawn with a weight of 1/nᵖ: 1 draws every concept equally often, 0 every
-    image."""
-    caption_variants: int = 16
-    """How many wordings of each caption are drawn before training."""
-
     warmup_steps: int = 200
     ema_decay: float = 0.999
     weight_decay: float = 0.01
@@ -30,7 +22,20 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class LatentSettings(Settings):
+class CaptionSettings(Settings):
+    """A training on the captioned images as they are: which are drawn how often."""
+
+    emoji_share: float = 0.75
+    """Of the images drawn. There are a hundred times as many emoji by name as garments, and each has to be learnt."""
+    concept_power: float = 1.0
+    """Each of n images of one concept is drawn with a weight of 1/nᵖ: 1 draws every concept equally often, 0 every
+    image."""
+    caption_variants: int = 16
+    """How many wordings of each caption are drawn before training."""
+
+
+@dataclass(frozen=True)
+class LatentSettings(CaptionSettings):
     """A training that begins with an autoencoder of its own."""
 
     image_size: int = 256
@@ -111,7 +116,7 @@ class FluxSettings(LatentSettings):
 
 
 @dataclass(frozen=True)
-class FourStepSettings(Settings):
+class FourStepSettings(CaptionSettings):
     """Sizes and rates of the distillation to four steps."""
 
     batch: int = 128
@@ -137,6 +142,48 @@ class FourStepSettings(Settings):
     weight_decay: float = 0.0
 
 
+@dataclass(frozen=True)
+class WanSettings(Settings):
+    """Sizes and rates of the video model: clips of 16 frames of 256 pixels, 16×16×16 = 4096 tokens."""
+
+    image_size: int = 256
+    """Width and height of a frame. The autoencoder begins as the demo model's, and makes one latent of 8×8 pixels."""
+    vae_batch: int = 32
+    vae_rate: float = 5e-4
+    kl_weight: float = 1e-6
+    frames: int = 16
+    clips: int = 12_288
+    """How many are rendered: 1.6 GB of latents."""
+    garments: int = 30
+    """The most photographs of one kind of garment."""
+    caption_dropout: float = 0.1
+
+    heads: int = 6
+    head_channels: int = 64
+    feed_forward: int = 1024
+    blocks: int = 7
+    """2 M parameters each."""
+    diffusion_rate: float = 1e-3
+    warmup_steps: int = 100
+    ema_decay: float = 0.995
+    """Short, as in `FluxSettings`: whole clips come last."""
+
+    batch: int = 512
+    """Frames a step: of so many clips, or in the beginning parts of clips, as have them together."""
+    parts: tuple[int, ...] = (1, 4, 16)
+    """Frames of these parts, which are learnt one after the other: what things look like, then how they move."""
+    part_ends: tuple[float, ...] = (0.5, 0.7, 1.0)
+    """By which share of the time each is learnt."""
+    shifts: tuple[float, ...] = (2.0, 3.0, 5.0)
+    """How much noise is preferred to signal, as in `FluxSettings`: frames that resemble each other show more of the
+    picture through the same noise. The last is also that of sampling."""
+
+    @property
+    def shift(self) -> float:
+        """Of whole clips, in training and in sampling."""
+        return self.shifts[-1]
+
+
 FULL = UNetSettings()
 TINY = replace(
     FULL,
@@ -153,7 +200,7 @@ TINY = replace(
     caption_variants=4,
     warmup_steps=2,
 )
-"""Small enough for tests on a CPU, like the two below."""
+"""Small enough for tests on a CPU, like those below."""
 FLUX = FluxSettings()
 TINY_FLUX = replace(
     FLUX,
@@ -179,5 +226,21 @@ TINY_FOUR_STEP = replace(
     kept=2,
     batch=2,
     caption_variants=4,
+    warmup_steps=2,
+)
+WAN = WanSettings()
+TINY_WAN = replace(
+    WAN,
+    image_size=64,
+    frames=4,
+    clips=6,
+    garments=2,
+    vae_batch=4,
+    heads=2,
+    head_channels=16,
+    feed_forward=32,
+    blocks=2,
+    batch=8,
+    parts=(1, 2, 4),
     warmup_steps=2,
 )

@@ -4,8 +4,11 @@ install."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import diffusers
 import torch
 from diffusers import (
     AutoencoderKL,
@@ -13,7 +16,10 @@ from diffusers import (
     FluxPipeline,
     FluxTransformer2DModel,
     StableDiffusionPipeline,
+    WanPipeline,
+    WanTransformer3DModel,
 )
+from diffusers.configuration_utils import FrozenDict
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTokenizer
@@ -26,6 +32,11 @@ SCALE = ".scale"
 """What the name of a matrix' scales ends with."""
 LOW_RANK_WEIGHTS = "pytorch_lora_weights.safetensors"
 """The name that diffusers looks for."""
+FRAMES_AT_ONCE = 16
+"""That are decoded together."""
+COUNTED_FRAMES = 2
+"""WanPipeline makes 1 + n latent frames for 1 + n · factor frames, and corrects all other numbers. With a factor of 1,
+that of an autoencoder of images, it finds every number wrong: it is told another."""
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 """What the names of the two low-rank factors of a layer end with."""
 
@@ -70,11 +81,16 @@ def dequantised(stored: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def load_transformer(folder: Path, dtype: torch.dtype) -> FluxTransformer2DModel:
-    """The denoiser."""
-    transformer = FluxTransformer2DModel.from_config(json.loads((folder / "config.json").read_text()))
+def load_transformer(folder: Path, dtype: torch.dtype) -> Any:
+    """The denoiser, of the class that its configuration names. What diffusers keeps in single precision stays in it."""
+    config = json.loads((folder / "config.json").read_text())
+    transformer = getattr(diffusers, config["_class_name"]).from_config(config)
     transformer.load_state_dict(dequantised(load_file(folder / WEIGHTS)))
-    return transformer.type(dtype).eval()
+    kept = set(transformer._keep_in_fp32_modules or ())
+    for name, tensor in (*transformer.named_parameters(), *transformer.named_buffers()):
+        if tensor.is_floating_point() and not kept.intersection(name.split(".")):
+            tensor.data = tensor.data.to(dtype)
+    return transformer.eval()
 
 
 def build_flux_pipeline(
@@ -126,3 +142,128 @@ def four_step_pipeline(
     pipe = StableDiffusionPipeline.from_pretrained(model or model_folder(), torch_dtype=dtype, local_files_only=True)
     add_low_rank(pipe.unet, load_file((folder or four_step_folder()) / LOW_RANK_WEIGHTS), "unet.")
     return pipe
+
+
+class FrameAutoencoder(nn.Module):
+    """An autoencoder of images for clips, frame by frame, with what WanPipeline asks of one of videos."""
+
+    def __init__(self, images: AutoencoderKL) -> None:
+        super().__init__()
+        self.images = images
+        channels = images.config.latent_channels
+        self.config = FrozenDict(
+            z_dim=channels,
+            latents_mean=(0.0,) * channels,
+            latents_std=(1.0,) * channels,
+            scale_factor_temporal=1,
+            scale_factor_spatial=2 ** (len(images.config.block_out_channels) - 1),
+            sample_size=images.config.sample_size,
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the weights."""
+        dtype: torch.dtype = self.images.dtype
+        return dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self.images.device
+        return device
+
+    def decode(self, latents: Tensor, return_dict: bool = False) -> tuple[Tensor]:
+        """Frames of latents, [clips, channels, frames, height, width] to [clips, 3, frames, …], a few at a time."""
+        each = (latents / self.images.config.scaling_factor).transpose(1, 2).flatten(0, 1).split(FRAMES_AT_ONCE)
+        frames = torch.cat([self.images.decode(some, return_dict=False)[0] for some in each])
+        return (frames.unflatten(0, (latents.shape[0], latents.shape[2])).transpose(1, 2),)
+
+
+class DemoWanPipeline(WanPipeline):  # type: ignore[misc]  # as above
+    """WanPipeline with CLIP's tokens as its text, and an autoencoder that knows images alone."""
+
+    def _get_t5_prompt_embeds(
+        self,
+        prompt: str | list[str],
+        num_videos_per_prompt: int = 1,
+        max_sequence_length: int = 0,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """As in training: all tokens that the text encoder has, the padding as it makes it."""
+        tokens = self.tokenizer(
+            [prompt] if isinstance(prompt, str) else prompt,
+            padding="max_length",
+            max_length=self.tokenizer.model_max_length,
+            truncation=True,
+            return_tensors="pt",
+        )
+        text = self.text_encoder(tokens.input_ids.to(device or self._execution_device)).last_hidden_state
+        embeds: Tensor = text.repeat_interleave(num_videos_per_prompt, dim=0)
+        return embeds if dtype is None else embeds.to(dtype)
+
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        negative_prompt: str | list[str] | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_frames: int = 16,
+        num_inference_steps: int = 20,
+        guidance_scale: float = 4.0,
+        num_videos_per_prompt: int = 1,
+        generator: torch.Generator | list[torch.Generator] | None = None,
+        latents: Tensor | None = None,
+        prompt_embeds: Tensor | None = None,
+        negative_prompt_embeds: Tensor | None = None,
+        output_type: str = "np",
+        return_dict: bool = True,
+        attention_kwargs: dict[str, Any] | None = None,
+        callback_on_step_end: Callable[..., dict[str, Any]] | None = None,
+        callback_on_step_end_tensor_inputs: list[str] | None = None,
+    ) -> Any:
+        """What WanPipeline does, for the sizes of this model: without a height or width, those it was trained on."""
+        side = self.vae.config.sample_size
+        return super().__call__(
+            prompt=prompt,
+            negative_prompt=negative_prompt,
+            height=height or side,
+            width=width or side,
+            num_frames=1 + COUNTED_FRAMES * (num_frames - 1),
+            num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale,
+            num_videos_per_prompt=num_videos_per_prompt,
+            generator=generator,
+            latents=latents,
+            prompt_embeds=prompt_embeds,
+            negative_prompt_embeds=negative_prompt_embeds,
+            output_type=output_type,
+            return_dict=return_dict,
+            attention_kwargs=attention_kwargs,
+            callback_on_step_end=callback_on_step_end,
+            callback_on_step_end_tensor_inputs=callback_on_step_end_tensor_inputs or ["latents"],
+        )
+
+
+def build_wan_pipeline(
+    transformer: WanTransformer3DModel, vae: AutoencoderKL, scheduler: FlowMatchEulerDiscreteScheduler, text: Path
+) -> DemoWanPipeline:
+    """A pipeline of these parts, with the text encoder and tokenizer of the pipeline in the folder `text`."""
+    encoder = CLIPTextModel.from_pretrained(text / "text_encoder", local_files_only=True)
+    pipe = DemoWanPipeline(
+        tokenizer=CLIPTokenizer.from_pretrained(text / "tokenizer", local_files_only=True),
+        text_encoder=encoder.to(transformer.dtype),
+        vae=FrameAutoencoder(vae),
+        scheduler=scheduler,
+        transformer=transformer,
+    )
+    pipe.vae_scale_factor_temporal = COUNTED_FRAMES
+    return pipe
+
+
+def wan_pipeline(folder: Path, dtype: torch.dtype = torch.bfloat16, text: Path | None = None) -> DemoWanPipeline:
+    """A video model that the project's folder `training/` made; there is none in this package. Prompts are read by the
+    demo model, or another pipeline `text`."""
+    vae = AutoencoderKL.from_pretrained(folder / "vae", torch_dtype=dtype, local_files_only=True)
+    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler", local_files_only=True)
+    return build_wan_pipeline(load_transformer(folder / "transformer", dtype), vae, scheduler, text or model_folder())
