@@ -172,7 +172,7 @@ class WanSettings(Settings):
     """Frames a step: of so many clips, or in the beginning parts of clips, as have them together."""
     parts: tuple[int, ...] = (1, 4, 16)
     """Frames of these parts, which are learnt one after the other: what things look like, then how they move."""
-    part_ends: tuple[float, ...] = (0.5, 0.7, 1.0)
+    part_ends: tuple[float, ...] = (0.4, 0.6, 1.0)
     """By which share of the time each is learnt."""
     shifts: tuple[float, ...] = (2.0, 3.0, 5.0)
     """How much noise is preferred to signal, as in `FluxSettings`: frames that resemble each other show more of the
