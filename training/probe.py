@@ -1,7 +1,7 @@
 """Tries the training of a transformer on this machine, with made-up latents: does it run, and how fast?
 
-`python -m training.probe --model flux|wan --text MODEL --compile`. What it compiles, training finds in the cache and need
-not compile.
+`python -m training.probe --model flux|wan --text MODEL --compile`. What it compiles, training finds in the cache and
+need not compile.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class WanSettings(Settings):
     image_size: int = 256
     """Width and height of a frame. The autoencoder begins as the demo model's, and makes one latent of 8×8 pixels."""
     vae_batch: int = 32
-    vae_rate: float = 5e-4
+    vae_rate: float = 8e-4
     kl_weight: float = 1e-6
     frames: int = 16
     clips: int = 12_288
