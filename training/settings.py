@@ -149,7 +149,7 @@ class WanSettings(Settings):
     image_size: int = 256
     """Width and height of a frame. The autoencoder begins as the demo model's, and makes one latent of 8×8 pixels."""
     vae_batch: int = 32
-    vae_rate: float = 5e-4
+    vae_rate: float = 8e-4
     kl_weight: float = 1e-6
     frames: int = 16
     clips: int = 12_288
@@ -172,7 +172,7 @@ class WanSettings(Settings):
     """Frames a step: of so many clips, or in the beginning parts of clips, as have them together."""
     parts: tuple[int, ...] = (1, 4, 16)
     """Frames of these parts, which are learnt one after the other: what things look like, then how they move."""
-    part_ends: tuple[float, ...] = (0.4, 0.55, 1.0)
+    part_ends: tuple[float, ...] = (0.4, 0.6, 1.0)
     """By which share of the time each is learnt."""
     shifts: tuple[float, ...] = (2.0, 3.0, 5.0)
     """How much noise is preferred to signal, as in `FluxSettings`: frames that resemble each other show more of the

@@ -26,6 +26,8 @@ package of their own, toma-diffusion-demo."""
 DEMO_MODELS = (BUNDLED, FOUR_STEP, FLUX)
 DEMO_LOADERS: Mapping[str, str] = {FOUR_STEP: "four_step_pipeline", FLUX: "flux_pipeline"}
 """The functions in `toma_diffusion_demo.loading` that load what diffusers cannot load alone."""
+DEMO_PIPELINES: Mapping[str, str] = {"DemoWanPipeline": "wan_pipeline"}
+"""Pipelines of folders that the project's training writes, and the functions that load them: diffusers cannot."""
 MADE_FOR: Mapping[str, tuple[int, float]] = {FOUR_STEP: (4, 1.0)}
 """Models made for one number of steps and one guidance scale. At other ones they are worse."""
 INSTALL_DEMO = "pip install 'toma-diffusion[demo]' (from a checkout: pip install ./demo-model)"
@@ -101,7 +103,7 @@ def open_pipeline(model: str, dtype: torch.dtype | None = None) -> DiffusionPipe
     source = str(bundled_model()) if model == BUNDLED else model
     with _loading_messages_off():
         if model in DEMO_LOADERS:
-            pipe = _load_demo(model, dtype)
+            pipe = _load_demo(model, DEMO_LOADERS[model], {}, dtype)
         else:
             pipe = _load_file(Path(source), dtype) if Path(source).is_file() else _load_folder(source, dtype)
     pipe.set_progress_bar_config(disable=True)
@@ -167,18 +169,18 @@ def _loading_messages_off() -> Iterator[None]:
                 each.enable_progress_bar()
 
 
-def _load_demo(model: str, dtype: torch.dtype | None) -> Any:
+def _load_demo(model: str, loader: str, arguments: Mapping[str, Any], dtype: torch.dtype | None) -> Any:
     bundled_model()  # raises if there is no demo package at all
     try:
         from toma_diffusion_demo import loading
 
-        load = getattr(loading, DEMO_LOADERS[model])
-        return load() if dtype is None else load(dtype)
+        load = getattr(loading, loader)
     except (ImportError, AttributeError) as error:
         raise UsageError(
             f"model {model!r} is not in the toma-diffusion-demo that is installed ({error}). Install a newer one: "
             f"{INSTALL_DEMO}."
         ) from error
+    return load(**arguments) if dtype is None else load(**arguments, dtype=dtype)
 
 
 def _load_folder(source: str, dtype: torch.dtype | None) -> Any:
@@ -191,8 +193,12 @@ def _load_folder(source: str, dtype: torch.dtype | None) -> Any:
         )
     try:
         parts: Mapping[str, Any] = DiffusionPipeline.load_config(source)
+        if parts["_class_name"] in DEMO_PIPELINES:
+            return _load_demo(source, DEMO_PIPELINES[parts["_class_name"]], {"folder": Path(source)}, dtype)
         classes = [parts[name][1] for name in DENOISERS if name in parts] or [""]
         return DiffusionPipeline.from_pretrained(source, torch_dtype=dtype or half_precision(classes[0]))
+    except UsageError:
+        raise
     except Exception as error:  # diffusers and the hub raise many kinds: not found, no network, not a pipeline
         raise UsageError(f"model {source!r} could not be loaded as a diffusers pipeline: {error}") from error
 

@@ -27,7 +27,7 @@ from toma_diffusion.pipelines.generation import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FRAME_RATES: Mapping[str, float] = {"Wan": 16, "CogVideoX": 8, "Mochi": 30}
+FRAME_RATES: Mapping[str, float] = {"Wan": 16, "DemoWan": 8, "CogVideoX": 8, "Mochi": 30}
 """Frames per second that models were trained on, by the beginning of the pipeline's name."""
 USUAL_FRAME_RATE = 24.0
 FASTEST = 120
