@@ -63,7 +63,8 @@ def test_distance_in_every_precision(problem, scale):
         weigh(
             tokens, destinations, regions.tiling, nearness, scale=scale, weights=weights, means=means, backend=backend
         )
-    torch.testing.assert_close(ours.float(), theirs.float(), rtol=0, atol=2e-3 if scale > 100 else 5e-4)
+    rounding = torch.finfo(tokens.dtype).eps  # both may round to neighbouring numbers
+    torch.testing.assert_close(ours.float(), theirs.float(), rtol=rounding, atol=2e-3 if scale > 100 else 5e-4)
 
 
 @pairs_of_cases("dtype, size, weight", [torch.float32], SIZES, [0.0, 0.5])
