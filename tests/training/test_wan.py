@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from toma_diffusion_demo import loading
 from toma_diffusion_demo.loading import COUNTED_FRAMES, WEIGHTS, FrameAutoencoder, load_transformer, wan_pipeline
 
-from toma_diffusion import UsageError, apply_toma
+from toma_diffusion import Reuse, ToMAConfig, UsageError, apply_toma
 from toma_diffusion.pipelines.checkpoints import open_pipeline
 from toma_diffusion.pipelines.clips import ClipRequest, generate_clip
 from training import clips, pack, probe, run
@@ -362,13 +362,33 @@ class TestMerging:
         clip = generate_clip(opened, ClipRequest("3d emoji of a red apple", steps=1, frames=3))
         assert (len(clip.frames), clip.size, clip.fps) == (3, (64, 64), 8)
 
-    def test_it_is_merged_and_its_steps_are_counted(self, opened):
-        before = clip_of(opened, num_inference_steps=4)
-        with apply_toma(opened, ratio=0.5, skip_blocks=()) as handle:
-            merged = clip_of(opened, num_inference_steps=4)
-            assert handle.stats.tokens_after < handle.stats.tokens_before
-        assert not torch.equal(before, merged)
-        torch.testing.assert_close(clip_of(opened, num_inference_steps=4), before)
+    def test_it_is_merged_in_the_steps_of_the_window(self, opened):
+        """The second of four steps still gives what it gives unmerged, the third does not."""
+
+        def latents_after_each_step():
+            found = []
+
+            def after_step(pipe, step, timestep, tensors):
+                found.append(tensors["latents"].clone())
+                return {}
+
+            clip_of(opened, num_inference_steps=4, callback_on_step_end=after_step)
+            return found
+
+        plain = latents_after_each_step()
+        with apply_toma(opened, ToMAConfig(ratio=0.5, window=(0.5, 1.0), min_tokens=0)) as handle:
+            merged = latents_after_each_step()
+            (kind,) = handle.summary().kinds
+        assert (kind.tokens_before, kind.tokens_after) == (4 * 4 * 4, 4 * 4 * 2)
+        assert [torch.equal(*pair) for pair in zip(plain, merged, strict=True)] == [True, True, False, False]
+        assert all(torch.equal(*pair) for pair in zip(plain, latents_after_each_step(), strict=True))
+
+    def test_every_second_step_is_reused(self, opened):
+        with apply_toma(opened, ToMAConfig(ratio=0.0, reuse=Reuse(period=2, start=0.0))) as handle:
+            clip_of(opened, num_inference_steps=4)
+            assert handle.summary().steps == (2, 2)
+            clip_of(opened, num_inference_steps=6)
+            assert handle.summary().steps == (3, 3)
 
     def test_what_is_missing_in_the_folder_is_named(self, work, tmp_path):
         (tmp_path / "model_index.json").write_bytes((work / "pipeline" / "model_index.json").read_bytes())
