@@ -235,7 +235,7 @@ def pipe(work, text):
 
 
 def clip_of(pipe, **more):
-    more = {"num_inference_steps": 2, "num_frames": 4, "output_type": "pt"} | more
+    more = {"num_inference_steps": 2, "num_frames": 4, "height": 64, "width": 64, "output_type": "pt"} | more
     return pipe("3d emoji of a red apple", generator=torch.Generator().manual_seed(0), **more).frames
 
 
@@ -359,7 +359,7 @@ class TestMerging:
         return open_pipeline(str(work / "pipeline"), torch.float32)
 
     def test_the_folder_opens_as_a_model_and_makes_a_clip(self, opened):
-        clip = generate_clip(opened, ClipRequest("3d emoji of a red apple", steps=1, frames=3))
+        clip = generate_clip(opened, ClipRequest("3d emoji of a red apple", steps=1, frames=3, width=64, height=64))
         assert (len(clip.frames), clip.size, clip.fps) == (3, (64, 64), 8)
 
     def test_it_is_merged_in_the_steps_of_the_window(self, opened):
