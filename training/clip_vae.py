@@ -52,7 +52,8 @@ def train_clip_vae(data: Path, settings: WanSettings, place: Place, budget: Budg
         images = vae.decode(posterior.mean + posterior.std * noise).sample
         divergence = posterior.kl().mean().float()
         with torch.autocast(place.device.type, enabled=False):  # the spectrum needs single precision
-            return reconstruction_loss(images.float(), target) + settings.kl_weight * divergence
+            loss: Tensor = reconstruction_loss(images.float(), target) + settings.kl_weight * divergence
+            return loss
 
     training.run(loss_of, budget)
     averaged(vae, training.checkpoint)
