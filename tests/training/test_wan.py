@@ -1,8 +1,10 @@
 """The video model in small on a CPU: clips rendered, autoencoder and transformer trained, exported, opened, merged."""
 
 import csv
+import itertools
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +12,15 @@ import torch
 from diffusers import WanPipeline
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file
-from toma_diffusion_demo import loading
-from toma_diffusion_demo.loading import COUNTED_FRAMES, WEIGHTS, FrameAutoencoder, load_transformer, wan_pipeline
+from toma_diffusion_demo import loading, model_folder
+from toma_diffusion_demo.loading import WEIGHTS, FrameAutoencoder, load_transformer, wan_pipeline
 
 from toma_diffusion import Reuse, ToMAConfig, UsageError, apply_toma
+from toma_diffusion.bench import models as bench_models
 from toma_diffusion.pipelines.checkpoints import open_pipeline
 from toma_diffusion.pipelines.clips import ClipRequest, generate_clip
 from training import clips, pack, probe, run
+from training import tokenizer as tokenizers
 from training.clip_latents import ClipBatches
 from training.clip_samples import clip_prompts
 from training.clips import COLOURS, MOTIONS, PATTERNS, Plan, captions_of, cut_out, draw_plan, load_subjects, render
@@ -161,6 +165,38 @@ class TestSubjects:
     def test_data_that_travel_hold_the_subjects_alone(self, data, tmp_path):
         pack.main(["--data", str(data), "--out", str(tmp_path), "--clips", "--size", "64"])
         assert len(load_subjects(tmp_path, 64, 2, CPU).captions) == len(load_subjects(data, 64, 2, CPU).captions) == 6
+
+
+class TestCaptions:
+    """Of the real subjects, with the vocabulary of the demo model."""
+
+    @pytest.fixture(scope="class")
+    def names(self):
+        return Path(clips.__file__).with_name("clip_subjects.txt").read_text().splitlines()
+
+    def test_the_longest_fit_into_the_text_encoder(self, names):
+        tokenizer = tokenizers.load(model_folder() / "tokenizer")
+        image = np.full((64, 64, 3), (140, 175, 210), dtype=np.uint8)  # light blue, the longest name of a colour
+        subjects = {clips.caption_of(name, image) for name in names}
+        assert len(subjects) == len(names) == 106
+        captions = [
+            clips.full_caption(*words) for words in itertools.product(subjects, MOTIONS, PATTERNS, list(COLOURS)[-4:])
+        ]
+        assert max(map(len, tokenizer(captions).input_ids)) <= tokenizer.model_max_length
+
+    def test_prompts_are_such_captions(self, names):
+        nouns = {name.partition(" of ")[2] for name in names}
+        prompts = clip_prompts()
+        assert len(set(prompts)) == 32
+        for prompt in prompts:
+            subject, _, rest = prompt.partition(", ")
+            motion, _, ground = rest.partition(" over a ")
+            pattern, colour, last = ground.split(" ")
+            assert any(subject.endswith(noun) for noun in nouns)
+            assert motion in MOTIONS
+            assert pattern in PATTERNS
+            assert colour in COLOURS
+            assert last == "ground"
 
 
 class TestParts:
@@ -344,11 +380,6 @@ class TestPipeline:
         assert {tensor.dtype for tensor in stored.values() if tensor.ndim == 2} == {torch.int8}
         assert not any("_name_or_path" in path.read_text() for path in (work / "pipeline").rglob("*.json"))
 
-    def test_every_prompt_of_the_sheet_fits(self, pipe):
-        lengths = [len(pipe.tokenizer(prompt).input_ids) for prompt in clip_prompts()]
-        assert len(lengths) == 32
-        assert pipe.vae_scale_factor_temporal == COUNTED_FRAMES
-
 
 @pytest.mark.slow
 class TestMerging:
@@ -389,6 +420,15 @@ class TestMerging:
             assert handle.summary().steps == (2, 2)
             clip_of(opened, num_inference_steps=6)
             assert handle.summary().steps == (3, 3)
+
+    def test_the_bench_calls_it_as_its_pipeline_does(self, work, opened):
+        denoiser = bench_models.load(str(work / "pipeline"), device=CPU)
+        assert (denoiser.default_size, denoiser.frames_of(None)) == ("256x256", 16)
+        inputs = denoiser.inputs(1, 64, 64, frames=4)
+        seen = {}
+        opened.transformer.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
+        clip_of(opened, num_inference_steps=1)
+        assert {name: value.shape for name, value in inputs.items()} == {name: seen[name].shape for name in inputs}
 
     def test_what_is_missing_in_the_folder_is_named(self, work, tmp_path):
         (tmp_path / "model_index.json").write_bytes((work / "pipeline" / "model_index.json").read_bytes())
