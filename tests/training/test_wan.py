@@ -170,7 +170,7 @@ class TestSubjects:
 class TestCaptions:
     """Of the real subjects, with the vocabulary of the demo model."""
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def names(self):
         return Path(clips.__file__).with_name("clip_subjects.txt").read_text().splitlines()
 
