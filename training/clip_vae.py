@@ -50,9 +50,10 @@ def train_clip_vae(data: Path, settings: WanSettings, place: Place, budget: Budg
         posterior = vae.encode(target).latent_dist
         noise = torch.randn(posterior.mean.shape, device=place.device, generator=generator)
         images = vae.decode(posterior.mean + posterior.std * noise).sample
+        divergence = posterior.kl().mean().float()
         with torch.autocast(place.device.type, enabled=False):  # the spectrum needs single precision
-            loss = reconstruction_loss(images.float(), target)
-            return loss + settings.kl_weight * posterior.kl().mean().float()
+            loss: Tensor = reconstruction_loss(images.float(), target) + settings.kl_weight * divergence
+            return loss
 
     training.run(loss_of, budget)
     averaged(vae, training.checkpoint)

@@ -217,7 +217,7 @@ def draw_plan(subjects: Subjects, count: int, seed: int) -> Plan:
         rows.append((image, mirrored, motion, pattern, colour))
     columns = torch.tensor(rows).unbind(dim=1)
     chances = torch.rand(count, CHANCES, generator=torch.Generator().manual_seed(seed))
-    return Plan(*columns, chances)
+    return Plan(*(*columns, chances))
 
 
 def captions_of(plan: Plan, subjects: Subjects) -> list[str]:
@@ -311,5 +311,6 @@ def render(plan: Plan, sprites: Tensor, time: Tensor, size: int) -> Tensor:
     shown = sprites[plan.image].repeat_interleave(frames, dim=0)
     shown = grid_sample(shown, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     behind = grounds(plan, size).repeat_interleave(frames, dim=0)
-    images = shown[:, :3] + behind * (1 - shown[:, 3:])
-    return (2 * images.clamp(0, 1) - 1).unflatten(0, (len(plan), frames))
+    images: Tensor = shown[:, :3] + behind * (1 - shown[:, 3:])
+    clips: Tensor = (2 * images.clamp(0, 1) - 1).unflatten(0, (len(plan), frames))
+    return clips

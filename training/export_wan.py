@@ -35,7 +35,8 @@ def load_exported(place: Place, folder: Path) -> DemoWanPipeline:
         raise FileNotFoundError(f"There is no {folder}: run the stage export first.")
     pipeline = wan_pipeline(folder, torch.bfloat16 if place.device.type == "cuda" else torch.float32, place.text)
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to(place.device)
+    pipeline.to(place.device)
+    return pipeline
 
 
 def chapter(stage: str, state: dict[str, Any], clips: int, place: Place) -> dict[str, Any]:

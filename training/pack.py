@@ -33,7 +33,7 @@ def shrink(file: bytes, size: int, quality: int) -> bytes:
 
 def every(captions: list[str], share: float) -> list[int]:
     """Every 1/`share`-th of them."""
-    return np.unique((np.arange(0, len(captions), 1 / share)).astype(int)).tolist()
+    return [int(index) for index in np.unique((np.arange(0, len(captions), 1 / share)).astype(int))]
 
 
 def pack(source: Path, target: Path, size: int, quality: int, choose: Callable[[list[str]], list[int]]) -> int:

@@ -157,7 +157,6 @@ class FrameAutoencoder(nn.Module):
             latents_std=(1.0,) * channels,
             scale_factor_temporal=1,
             scale_factor_spatial=2 ** (len(images.config.block_out_channels) - 1),
-            sample_size=images.config.sample_size,
         )
 
     @property
@@ -206,8 +205,8 @@ class DemoWanPipeline(WanPipeline):  # type: ignore[misc]  # as above
         self,
         prompt: str | list[str] | None = None,
         negative_prompt: str | list[str] | None = None,
-        height: int | None = None,
-        width: int | None = None,
+        height: int = 256,
+        width: int = 256,
         num_frames: int = 16,
         num_inference_steps: int = 20,
         guidance_scale: float = 4.0,
@@ -222,13 +221,12 @@ class DemoWanPipeline(WanPipeline):  # type: ignore[misc]  # as above
         callback_on_step_end: Callable[..., dict[str, Any]] | None = None,
         callback_on_step_end_tensor_inputs: list[str] | None = None,
     ) -> Any:
-        """What WanPipeline does, for the sizes of this model: without a height or width, those it was trained on."""
-        side = self.vae.config.sample_size
+        """What WanPipeline does, with the sizes, steps and guidance of this model as defaults."""
         return super().__call__(
             prompt=prompt,
             negative_prompt=negative_prompt,
-            height=height or side,
-            width=width or side,
+            height=height,
+            width=width,
             num_frames=1 + COUNTED_FRAMES * (num_frames - 1),
             num_inference_steps=num_inference_steps,
             guidance_scale=guidance_scale,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,9 +30,13 @@ H3_FRAME_TIMES = (1, 4, 4, 4, 4)
 """How many frames the latent ones of MiniMax-H3 stand for, in turn."""
 H3_TIME_SCALE, H3_SPACE_SCALE = 5 / 3, 32
 WAN_FRAMES, LTX_FRAMES, H3_FRAMES = FrameGroups(4), FrameGroups(8), FrameGroups(17, 5, 5, 2)
+SINGLE_FRAMES = FrameGroups(1)
+"""Of an autoencoder of images."""
 
 
-def _wan(config: Mapping[str, Any], request: Request, random: RandomTensors) -> dict[str, Any]:
+def _wan(
+    config: Mapping[str, Any], request: Request, random: RandomTensors, groups: FrameGroups = WAN_FRAMES
+) -> dict[str, Any]:
     """TI2V-5B has a time for every token."""
     per_token = config["in_channels"] == TI2V_CHANNELS
     factor = 2 * LATENT_FACTOR if per_token else LATENT_FACTOR
@@ -39,7 +44,7 @@ def _wan(config: Mapping[str, Any], request: Request, random: RandomTensors) -> 
         raise UsageError(
             f"resolution '{request.width}x{request.height}' is not allowed: this model takes multiples of {2 * factor}."
         )
-    size = (WAN_FRAMES.latents(request.frames), request.height // factor, request.width // factor)
+    size = (groups.latents(request.frames), request.height // factor, request.width // factor)
     tokens = [size[0] * (size[1] // 2) * (size[2] // 2)] if per_token else []
     return {
         "hidden_states": random(request.batch, config["in_channels"], *size),
@@ -138,3 +143,9 @@ CLIP_FAMILIES: Mapping[str, Family] = {
     "HunyuanVideo15Transformer3DModel": Family("hidden_states", HUNYUAN_FACTOR, 1000, False, _hunyuan15, WAN_FRAMES),
 }
 """By the name of the model class."""
+CLIP_PIPELINES: Mapping[str, Family] = {
+    "DemoWanPipeline": Family(
+        "hidden_states", 2 * LATENT_FACTOR, 32, False, partial(_wan, groups=SINGLE_FRAMES), SINGLE_FRAMES
+    )
+}
+"""By the name of the pipeline class, where it calls the model differently from others of its class."""

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from toma_diffusion.api import find_denoiser
+from toma_diffusion.bench.clip_inputs import CLIP_PIPELINES
 from toma_diffusion.bench.inputs import FAMILIES
 from toma_diffusion.bench.published import MODELS, UNET, ClipSize
 from toma_diffusion.bench.requests import Family, RandomTensors, Request
@@ -115,7 +116,7 @@ def load(source: str, *, device: torch.device, dtype: torch.dtype | None = None)
             f"model {source!r} has a denoiser of the class {type(model).__name__}, for which no inputs are known: "
             f"use one of {', '.join(FAMILIES)}."
         )
-    family = FAMILIES[type(model).__name__]
+    family = CLIP_PIPELINES.get(type(pipeline).__name__, FAMILIES[type(model).__name__])
     side: Any = getattr(model.config, "sample_size", None)
     return Denoiser(
         name=Path(source).resolve().name if Path(source).exists() else source,

@@ -1,0 +1,441 @@
+"""The video model in small on a CPU: clips rendered, autoencoder and transformer trained, exported, opened, merged."""
+
+import csv
+import itertools
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import WanPipeline
+from PIL import Image, ImageDraw
+from safetensors.torch import load_file
+from toma_diffusion_demo import loading, model_folder
+from toma_diffusion_demo.loading import WEIGHTS, FrameAutoencoder, load_transformer, wan_pipeline
+
+from toma_diffusion import Reuse, ToMAConfig, UsageError, apply_toma
+from toma_diffusion.bench import models as bench_models
+from toma_diffusion.pipelines.checkpoints import open_pipeline
+from toma_diffusion.pipelines.clips import ClipRequest, generate_clip
+from training import clips, pack, probe, run
+from training import tokenizer as tokenizers
+from training.clip_latents import ClipBatches
+from training.clip_samples import clip_prompts
+from training.clips import COLOURS, MOTIONS, PATTERNS, Plan, captions_of, cut_out, draw_plan, load_subjects, render
+from training.export import ModelTooLargeError
+from training.export_wan import export_wan
+from training.loop import Place
+from training.models import build_wan
+from training.settings import TINY_WAN, WAN
+from training.wan import ClipFlow, PatchesAsMatrix, part_of
+
+CPU = torch.device("cpu")
+SUBJECTS = ("3d emoji of red apple", "3d emoji of blue book", "a photo of t-shirt", "a photo of shoes")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def subject_file(tmp_path_factory):
+    """The made-up data have these subjects, not those of the real model."""
+    path = tmp_path_factory.mktemp("subjects") / "clip_subjects.txt"
+    path.write_text("\n".join(SUBJECTS) + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clips, "SUBJECTS", path)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def subjects(data):
+    return load_subjects(data, 64, 2, CPU)
+
+
+def plan_of(count=1, **changes):
+    """Clips of the first subject in the middle of a plain white ground; all random numbers are 0.5."""
+    values = {"image": 0, "mirrored": 0, "motion": MOTIONS.index("standing still"), "pattern": 0, "colour": 0}
+    columns = [torch.full((count,), value) for value in (values | changes).values()]
+    return Plan(*columns, torch.full((count, clips.CHANCES), 0.5))
+
+
+def moving(motion, subjects, **changes):
+    """The opacity of a clip's subject, by its difference from the ground: [frames, height, width], 0 or 1."""
+    plan = plan_of(motion=MOTIONS.index(motion), **changes)
+    frames = render(plan, subjects.sprites, clips.whole_clip(8, CPU), 64)[0]
+    return ((frames - frames[:, :, :1, :1]).abs().amax(dim=1) > 0.2).float()
+
+
+def centres(shown):
+    """Of each frame: row and column."""
+    line = torch.arange(64.0)
+    area = shown.sum(dim=(1, 2))
+    return (shown.sum(dim=2) @ line) / area, (shown.sum(dim=1) @ line) / area
+
+
+class TestRendering:
+    @pytest.mark.parametrize(
+        ("motion", "axis", "sign"),
+        [("moving left", 1, -1), ("moving right", 1, 1), ("moving up", 0, -1), ("moving down", 0, 1)],
+    )
+    def test_it_moves_where_the_caption_says(self, subjects, motion, axis, sign):
+        found = centres(moving(motion, subjects))
+        assert (sign * found[axis].diff() > 2).all()
+        assert found[1 - axis].diff().abs().max() < 1
+
+    @pytest.mark.parametrize(("motion", "sign"), [("growing", 1), ("shrinking", -1)])
+    def test_it_changes_its_size(self, subjects, motion, sign):
+        areas = moving(motion, subjects).sum(dim=(1, 2))
+        assert (sign * areas.diff() > 0).all()
+        assert max(areas) > 2 * min(areas)
+
+    def test_it_stands_still_or_bounces_twice(self, subjects):
+        still, hop = (moving(motion, subjects) for motion in ("standing still", "bouncing"))
+        assert torch.equal(still[0].expand_as(still), still)
+        rows = centres(hop)[0]
+        ups = (rows.diff() < -1).int()
+        assert (ups.diff() == 1).sum() + ups[0] == 2
+
+    @pytest.mark.parametrize(("motion", "sign"), [("turning left", 1), ("turning right", -1)])
+    def test_it_turns_about_its_middle(self, motion, sign):
+        """A mark at the right end goes up when it turns to the left."""
+        sprite = torch.zeros(1, 4, 36, 36)
+        sprite[:, (0, 3), 14:22, 24:36] = 1
+        frames = render(plan_of(motion=MOTIONS.index(motion)), sprite, torch.tensor([0.0, 0.25]), 64)[0]
+        rows, columns = centres((frames[:, 0] - frames[:, 1] > 1).float())
+        assert sign * (rows[1] - rows[0]) < -4
+        assert columns[0] > 32
+
+    def test_mirrored_subjects_move_as_they_would(self, subjects):
+        plain, mirrored = (moving("moving left", subjects, mirrored=flag) for flag in (0, 1))
+        torch.testing.assert_close(centres(plain)[1], centres(mirrored)[1], atol=0.5, rtol=0)
+
+    def test_a_time_of_its_own_for_each_clip(self, subjects):
+        plan = plan_of(2, motion=0)
+        whole = render(plan, subjects.sprites, clips.whole_clip(3, CPU), 64)
+        single = render(plan, subjects.sprites, torch.tensor([[0.5], [1.0]]), 64)
+        torch.testing.assert_close(single[:, 0], torch.stack([whole[0, 1], whole[1, 2]]))
+
+    def test_grounds_have_the_named_colour(self):
+        plans = plan_of(len(COLOURS))
+        plans.colour.copy_(torch.arange(len(COLOURS)))
+        found = clips.grounds(plans, 32).mean(dim=(2, 3)) * 255
+        torch.testing.assert_close(found, torch.tensor(list(COLOURS.values())).float(), atol=0.5, rtol=0)
+
+    @pytest.mark.parametrize("pattern", PATTERNS[1:])
+    def test_textured_grounds_have_two_shades_of_it(self, pattern):
+        blue = list(COLOURS).index("blue")
+        ground = clips.grounds(plan_of(pattern=PATTERNS.index(pattern), colour=blue), 64)[0] * 255
+        darkest, lightest = ground[0].min(), ground[0].max()
+        assert darkest < COLOURS["blue"][0] + 8
+        assert lightest > COLOURS["blue"][0] + 90
+        assert (ground[2] > ground[0]).all()
+
+
+class TestSubjects:
+    def test_an_emoji_is_cut_out_and_seen_through_its_hole(self):
+        image = Image.new("RGB", (64, 64), "white")
+        draw = ImageDraw.Draw(image)
+        draw.ellipse((8, 8, 56, 56), fill="red")
+        draw.ellipse((24, 24, 40, 40), fill="white")
+        draw.point((32, 12), fill="white")  # a highlight
+        opacity = cut_out(torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float() / 255)[0, 0]
+        assert opacity[2, 2] == opacity[32, 32] == 0
+        assert opacity[32, 14] == 1
+        assert opacity[12, 32] > 0.5
+
+    def test_garments_are_cards_and_named_with_their_colour(self, subjects):
+        photos = [index for index, caption in enumerate(subjects.captions) if caption.startswith("a photo")]
+        assert {"3d emoji of a red apple", "a photo of a blue t-shirt"} <= set(subjects.captions)
+        assert (subjects.sprites[photos, 3, 18, 18] == 1).all()
+        assert (subjects.sprites[photos, 3, 0, 0] == 0).all()
+
+    def test_every_subject_is_drawn_equally_often(self, subjects):
+        plan = draw_plan(subjects, 40, seed=3)
+        counts = [sum(image in group for image in plan.image.tolist()) for group in subjects.groups]
+        assert counts == [10] * 4
+        assert len(captions_of(plan, subjects)) == 40
+
+    def test_what_the_data_lack_is_named(self, data, subject_file):
+        subject_file.write_text("3d emoji of red apple\n3d emoji of no such thing\n")
+        try:
+            with pytest.raises(ValueError, match="has no image of 3d emoji of no such thing, which clip_subjects"):
+                load_subjects(data, 64, 2, CPU)
+        finally:
+            subject_file.write_text("\n".join(SUBJECTS) + "\n")
+
+    def test_data_that_travel_hold_the_subjects_alone(self, data, tmp_path):
+        pack.main(["--data", str(data), "--out", str(tmp_path), "--clips", "--size", "64"])
+        assert len(load_subjects(tmp_path, 64, 2, CPU).captions) == len(load_subjects(data, 64, 2, CPU).captions) == 6
+
+
+class TestCaptions:
+    """Of the real subjects, with the vocabulary of the demo model."""
+
+    @pytest.fixture
+    def names(self):
+        return Path(clips.__file__).with_name("clip_subjects.txt").read_text().splitlines()
+
+    def test_the_longest_fit_into_the_text_encoder(self, names):
+        tokenizer = tokenizers.load(model_folder() / "tokenizer")
+        image = np.full((64, 64, 3), (140, 175, 210), dtype=np.uint8)  # light blue, the longest name of a colour
+        subjects = {clips.caption_of(name, image) for name in names}
+        assert len(subjects) == len(names) == 106
+        captions = [
+            clips.full_caption(*words) for words in itertools.product(subjects, MOTIONS, PATTERNS, list(COLOURS)[-4:])
+        ]
+        assert max(map(len, tokenizer(captions).input_ids)) <= tokenizer.model_max_length
+
+    def test_prompts_are_such_captions(self, names):
+        nouns = {name.partition(" of ")[2] for name in names}
+        prompts = clip_prompts()
+        assert len(set(prompts)) == 32
+        for prompt in prompts:
+            subject, _, rest = prompt.partition(", ")
+            motion, _, ground = rest.partition(" over a ")
+            pattern, colour, last = ground.split(" ")
+            assert any(subject.endswith(noun) for noun in nouns)
+            assert motion in MOTIONS
+            assert pattern in PATTERNS
+            assert colour in COLOURS
+            assert last == "ground"
+
+
+class TestParts:
+    def test_frames_are_consecutive_and_captions_go_with_their_clip(self):
+        latents = torch.arange(3.0)[:, None] * 10 + torch.arange(4.0)  # [clips, frames]
+        batches = ClipBatches(latents[..., None, None, None], torch.tensor([[10], [11], [12]]), torch.tensor([99]))
+        found, tokens = batches.draw(64, 2, 0.3, torch.Generator().manual_seed(0))
+        first, second = found[:, 0, :, 0, 0].unbind(dim=1)
+        assert torch.equal(second, first + 1)
+        assert set((first % 10).tolist()) == {0, 1, 2}
+        said = tokens[:, 0]
+        assert torch.equal(said[said != 99] - 10, (first // 10).long()[said != 99])
+        assert 0.1 < (said == 99).float().mean() < 0.5
+
+    def test_single_frames_come_first_and_whole_clips_last(self):
+        ends = WAN.part_ends
+        assert [part_of(WAN, done) for done in (0.0, ends[0], ends[1], 1.0, 1.2)] == [0, 1, 2, 2, 2]
+
+    def test_all_sizes_have_as_many_frames_a_step(self):
+        assert [WAN.batch % frames for frames in WAN.parts] == [0, 0, 0]
+        assert WAN.parts[-1] == WAN.frames
+
+    def test_patches_as_a_matrix_are_the_convolution(self):
+        torch.manual_seed(0)
+        layer = torch.nn.Conv3d(4, 8, (1, 2, 2), (1, 2, 2))
+        x = torch.randn(2, 4, 3, 6, 8)
+        expected = layer(x)
+        layer.__class__ = PatchesAsMatrix
+        torch.testing.assert_close(layer(x), expected)
+
+    def test_an_untrained_block_changes_nothing(self):
+        torch.manual_seed(0)
+        transformer = build_wan(TINY_WAN, 8, 4)
+        tokens = torch.randn(1, 4, TINY_WAN.heads * TINY_WAN.head_channels)
+        rope = transformer.rope(torch.zeros(1, 4, 1, 4, 4))
+        out = transformer.blocks[0](tokens, torch.randn(1, 3, tokens.shape[-1]), torch.zeros(1, 6, 32), rope)
+        assert torch.equal(out, tokens)
+        assert (transformer(torch.randn(1, 4, 1, 4, 4), torch.ones(1), torch.randn(1, 3, 8)).sample == 0).all()
+
+    def test_the_full_transformer_sees_4096_tokens_and_travels_in_one_file(self):
+        with torch.device("meta"):
+            count = sum(weight.numel() for weight in build_wan(WAN, 192, 4).parameters())
+        assert WAN.frames * (WAN.image_size // 16) ** 2 == 4096
+        assert 14 < count / 2**20 < 15
+
+
+@pytest.fixture(scope="module")
+def text(trained):
+    """The pipeline whose text encoder the model reads, and whose autoencoder it begins with."""
+    return trained / "pipeline"
+
+
+@pytest.fixture(scope="module")
+def train(command, text):
+    """`training.run` of the video model."""
+    return lambda stage, work, *more: run.main(command(stage, work, "--model", "wan", "--text", str(text), *more))
+
+
+@pytest.fixture(scope="module")
+def work(train, tmp_path_factory):
+    """The work folder after `all`."""
+    work = tmp_path_factory.mktemp("wan")
+    train("all", work, "--steps", "10", "--sample-steps", "1")
+    return work
+
+
+@pytest.fixture(scope="module")
+def pipe(work, text):
+    pipe = wan_pipeline(work / "pipeline", torch.float32, text)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def clip_of(pipe, **more):
+    more = {"num_inference_steps": 2, "num_frames": 4, "height": 64, "width": 64, "output_type": "pt"} | more
+    return pipe("3d emoji of a red apple", generator=torch.Generator().manual_seed(0), **more).frames
+
+
+@pytest.mark.slow
+class TestTraining:
+    @pytest.mark.parametrize("stage", ["vae", "diffusion"])
+    def test_a_stage_ends_annealed(self, work, stage):
+        with (work / f"{stage}.csv").open() as file:
+            log = list(csv.DictReader(file))
+        assert log[-1]["step"] == "10"
+        assert float(log[-1]["learning_rate"]) < 0.1 * WAN.diffusion_rate
+
+    def test_latents_have_mean_0_and_deviation_1(self, work):
+        latents = torch.load(work / "latents.pt", weights_only=True)["latents"].float()
+        assert latents.shape == (TINY_WAN.clips, TINY_WAN.frames, 4, 8, 8)
+        torch.testing.assert_close(latents.std(dim=(0, 1, 3, 4)), torch.ones(4), atol=0.05, rtol=0)
+
+    def test_a_killed_training_goes_on_where_it_was(self, work, train, text, tmp_path):
+        (tmp_path / "latents.pt").write_bytes((work / "latents.pt").read_bytes())
+        train("diffusion", tmp_path, "--steps", "4")
+        train("diffusion", tmp_path, "--steps", "6")
+        state = torch.load(tmp_path / "diffusion.pt", weights_only=True)
+        assert (state["step"], state["images"]) == (6, 6 * TINY_WAN.batch)
+
+    def test_it_learns(self, work, text, tmp_path):
+        torch.manual_seed(0)
+        flow = ClipFlow(TINY_WAN, Place(tmp_path, CPU, text=text), ClipBatches.load(Place(work, CPU)))
+        training = flow.training()
+        losses = [training.advance(lambda generator: flow.loss(2, generator), rate=3e-3).item() for _ in range(60)]
+        assert np.mean(losses[-10:]) < 0.9 * np.mean(losses[:10])
+
+    def test_samples_and_reconstructions_are_drawn(self, work):
+        with Image.open(work / "samples.png") as sheet, Image.open(work / "samples.webp") as moving:
+            assert sheet.size == (4 * 4 * 128, 8 * (128 + 34))
+            assert moving.n_frames == TINY_WAN.frames
+        assert (work / "reconstructions.png").exists()
+
+    def test_an_exported_model_is_trained_further(self, work, train, tmp_path):
+        train("all", tmp_path, "--start", str(work / "pipeline"), "--steps", "1", "--sample-steps", "1")
+        before = load_transformer(work / "pipeline" / "transformer", torch.float32).state_dict()
+        average = torch.load(tmp_path / "diffusion.pt", weights_only=True)["average"]
+        assert 0 < max((average[name] - before[name]).abs().max().item() for name in average) < 1e-3
+        assert not (tmp_path / "vae.pt").exists()
+        history = json.loads((tmp_path / "pipeline" / "training.json").read_text())
+        assert [chapter["stage"] for chapter in history] == ["autoencoder", "transformer", "transformer"]
+
+    def test_export_refuses_what_is_too_large(self, work, text):
+        with pytest.raises(ModelTooLargeError, match=r"at most 0\.01 are allowed"):
+            export_wan(TINY_WAN, Place(work, CPU, text=text), max_mib=0.01)
+
+    def test_the_card_is_filled_in(self, work):
+        card = (work / "pipeline" / "README.md").read_text()
+        assert "$" not in card
+        assert "| transformer | " in card
+
+    def test_the_probe_tells_the_speed_of_all_parts(self, text, capsys):
+        probe.main(["--model", "wan", "--text", str(text), "--tiny", "--device", "cpu", "--steps", "1"])
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split(",")[0] for line in lines] == [f"probe: {n} of 4 frames" for n in TINY_WAN.parts]
+
+
+@pytest.mark.slow
+class TestPipeline:
+    def test_it_makes_as_many_frames_as_asked_for_without_a_warning(self, pipe, caplog):
+        assert isinstance(pipe, WanPipeline)
+        logger = logging.getLogger("diffusers")
+        logger.addHandler(caplog.handler)
+        try:
+            shapes = [clip_of(pipe, num_frames=frames).shape for frames in (1, 3, 4)]
+        finally:
+            logger.removeHandler(caplog.handler)
+        assert shapes == [(1, frames, 3, 64, 64) for frames in (1, 3, 4)]
+        assert not caplog.records
+        assert clip_of(pipe, height=32, width=48).shape == (1, 4, 3, 32, 48)
+
+    def test_prompts_are_read_as_in_training(self, pipe, work):
+        state = torch.load(work / "latents.pt", weights_only=True)
+        expected = pipe.text_encoder(state["no_caption"][None].long()).last_hidden_state
+        prompt, negative = pipe.encode_prompt("3d emoji of a red apple", num_videos_per_prompt=2)
+        torch.testing.assert_close(negative, expected.expand(2, -1, -1))
+        assert prompt.shape == negative.shape
+        assert not torch.equal(prompt, negative)
+
+    def test_guidance_and_callbacks(self, pipe):
+        steps = []
+        plain = clip_of(pipe, guidance_scale=1.0)
+        guided = clip_of(pipe, callback_on_step_end=lambda pipe, step, timestep, tensors: steps.append(step) or {})
+        assert steps == [0, 1]
+        assert not torch.equal(plain, guided)
+
+    def test_frames_are_decoded_one_by_one(self, pipe):
+        latents = torch.randn(2, 4, 3, 8, 8)
+        (decoded,) = FrameAutoencoder(pipe.vae.images).decode(latents)
+        single = pipe.vae.images.decode(latents[1, :, 2][None]).sample[0]
+        torch.testing.assert_close(decoded[1, :, 2], single, atol=1e-5, rtol=1e-4)
+
+    def test_half_precision_keeps_what_diffusers_keeps_in_single(self, work, text):
+        pipe = wan_pipeline(work / "pipeline", text=text)
+        kinds = {name: weight.dtype for name, weight in pipe.transformer.named_parameters()}
+        assert pipe.transformer.dtype == kinds["blocks.0.attn1.to_q.weight"] == torch.bfloat16
+        assert kinds["scale_shift_table"] == pipe.transformer.rope.freqs_cos.dtype == torch.float32
+        assert clip_of(pipe, num_inference_steps=1).isfinite().all()
+
+    def test_matrices_are_stored_in_8_bits(self, work):
+        stored = load_file(work / "pipeline" / "transformer" / WEIGHTS)
+        assert {tensor.dtype for tensor in stored.values() if tensor.ndim == 2} == {torch.int8}
+        assert not any("_name_or_path" in path.read_text() for path in (work / "pipeline").rglob("*.json"))
+
+
+@pytest.mark.slow
+class TestMerging:
+    @pytest.fixture
+    def opened(self, work, text, monkeypatch):
+        """As the command line opens the folder. The text encoder is that of the tiny demo model."""
+        monkeypatch.setattr(loading, "model_folder", lambda: text)
+        return open_pipeline(str(work / "pipeline"), torch.float32)
+
+    def test_the_folder_opens_as_a_model_and_makes_a_clip(self, opened):
+        clip = generate_clip(opened, ClipRequest("3d emoji of a red apple", steps=1, frames=3, width=64, height=64))
+        assert (len(clip.frames), clip.size, clip.fps) == (3, (64, 64), 8)
+
+    def test_it_is_merged_in_the_steps_of_the_window(self, opened):
+        """The second of four steps still gives what it gives unmerged, the third does not."""
+
+        def latents_after_each_step():
+            found = []
+
+            def after_step(pipe, step, timestep, tensors):
+                found.append(tensors["latents"].clone())
+                return {}
+
+            clip_of(opened, num_inference_steps=4, callback_on_step_end=after_step)
+            return found
+
+        plain = latents_after_each_step()
+        with apply_toma(opened, ToMAConfig(ratio=0.5, window=(0.5, 1.0), min_tokens=0)) as handle:
+            merged = latents_after_each_step()
+            (kind,) = handle.summary().kinds
+        assert (kind.tokens_before, kind.tokens_after) == (4 * 4 * 4, 4 * 4 * 2)
+        assert [torch.equal(*pair) for pair in zip(plain, merged, strict=True)] == [True, True, False, False]
+        assert all(torch.equal(*pair) for pair in zip(plain, latents_after_each_step(), strict=True))
+
+    def test_every_second_step_is_reused(self, opened):
+        with apply_toma(opened, ToMAConfig(ratio=0.0, reuse=Reuse(period=2, start=0.0))) as handle:
+            clip_of(opened, num_inference_steps=4)
+            assert handle.summary().steps == (2, 2)
+            clip_of(opened, num_inference_steps=6)
+            assert handle.summary().steps == (3, 3)
+
+    def test_the_bench_calls_it_as_its_pipeline_does(self, work, opened):
+        denoiser = bench_models.load(str(work / "pipeline"), device=CPU)
+        assert (denoiser.default_size, denoiser.frames_of(None)) == ("256x256", 16)
+        inputs = denoiser.inputs(1, 64, 64, frames=4)
+        seen = {}
+        opened.transformer.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
+        clip_of(opened, num_inference_steps=1)
+        assert {name: value.shape for name, value in inputs.items()} == {name: seen[name].shape for name in inputs}
+
+    def test_what_is_missing_in_the_folder_is_named(self, work, tmp_path):
+        (tmp_path / "model_index.json").write_bytes((work / "pipeline" / "model_index.json").read_bytes())
+        with pytest.raises(UsageError, match="could not be loaded as a diffusers pipeline"):
+            open_pipeline(str(tmp_path))
+
+    def test_an_older_demo_package_is_named(self, work, monkeypatch):
+        monkeypatch.delattr(loading, "wan_pipeline")
+        with pytest.raises(UsageError, match=r"is not in the toma-diffusion-demo .* Install a newer one"):
+            open_pipeline(str(work / "pipeline"))
