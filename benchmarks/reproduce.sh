@@ -54,7 +54,7 @@ for part in $parts; do
         done
         bench presets-flux --model flux --modes compiled --steps 4 --repeats 3 --bounds none --methods toma-stage --ratios 0.5
         finish ;;
-    reuse)  # over time, alone and with merging; these rows will be reuse_h200.csv. A process for every method: each compiles
+    reuse)  # over time, alone and with merging; most of these rows are reuse_h200.csv. A process for every method: each compiles
         # while others are timed, but the next one of a process only when its baseline has been.
         for method in balanced fast faster reuse 'toma-stage:period=2;part=deep' 'toma-late:period=3;part=deep'; do
             for steps in 20 50; do
@@ -94,22 +94,23 @@ for part in $parts; do
             --ratios 0.5 --bounds none
         bench sd35 --model sd35 --modes compiled --steps 10 --repeats 3 --methods toma-stage,toma --ratios 0.5 --bounds none
         finish ;;
-    today)  # models after Flux.1. One process at a time: FLUX.2 alone takes 60 GiB. MODELS=krea2 measures that one alone,
-        # in some ten minutes a resolution for FLUX.2 and less for others; interrupted, the same command goes on.
+    today)  # models after Flux.1, with every second of four steps reused, and half of the tokens or more removed. One
+        # process at a time: FLUX.2 alone takes 60 GiB. MODELS=krea2 measures that one alone, in some three minutes a
+        # resolution, most of them compiling; interrupted, the same command goes on.
         for model in ${MODELS:-flux2 flux2-klein qwen-image z-image krea2}; do
             usual=1024
             [ "$model" = qwen-image ] && usual=1328
             for resolution in $usual 2048; do
-                bench "today-$model-$resolution" --model "$model" --modes compiled --steps 10 --repeats 1 --bounds none \
-                    --resolution $resolution --methods 'toma-stage,balanced,fast,toma-stage:period=2' --ratios 0.5,0.75
+                bench "today-$model-$resolution" --model "$model" --modes compiled --steps 4 --repeats 1 --bounds none \
+                    --resolution $resolution --methods 'toma-stage,reuse,toma-stage:period=2' --ratios 0.5,0.75
                 finish
             done
         done ;;
     video)  # models of clips, as they are by default. One process at a time: MiniMax-H3 alone takes 62 GiB, and a step of
         # Wan is 6.5 PFLOP. MODELS=wan measures that one alone; interrupted, the same command goes on.
         for model in ${MODELS:-wan wan-480p wan-ti2v-5b ltx2 h3 hunyuan15}; do
-            bench "video-$model" --model "$model" --modes compiled --steps 10 --repeats 1 --bounds none \
-                --methods 'toma-stage,toma-stage:region_frames=1,balanced,fast' --ratios 0.5,0.75
+            bench "video-$model" --model "$model" --modes compiled --steps 4 --repeats 1 --bounds floor \
+                --methods 'toma-stage,toma-stage:region_frames=1,reuse,toma-stage:period=2' --ratios 0.5,0.75
             finish
         done ;;
     cache)  # the product with the first-block cache

@@ -8,6 +8,7 @@ A page says where a table stands, and this file what is in it, one function a na
 
 import csv
 import json
+import math
 import re
 from collections.abc import Callable
 from itertools import groupby
@@ -32,9 +33,13 @@ METHODS = (
     "lower-bound",
 )
 """In the order of the paper's Tables 1 and 9, ours after them."""
-FILES = ("presets_h200.csv", "denoiser_h200.csv", "methods_h200.csv", "merge_h200.csv", "ops_h200.csv")
+FILES = (
+    *("presets_h200.csv", "reuse_h200.csv", "today_h200.csv", "video_h200.csv"),
+    *("denoiser_h200.csv", "methods_h200.csv", "merge_h200.csv", "ops_h200.csv"),
+)
 PRESETS_NOW = "presets_h200.csv"
-"""Where the presets are timed as they are now. `toma-stage` and `toma-late` of the other files are older."""
+"""Where the presets are timed as they are now. `toma-stage` and `toma-late` of older files are older."""
+REUSE = "reuse_h200.csv"
 RATIOS = ("0.25", "0.5", "0.75")
 HEADLINE_MODELS = {
     "SDXL": {"model": "sdxl", "resolution": "1024x1024", "mode": "graph", "compile": "block", "steps": "10"},
@@ -74,6 +79,13 @@ JUDGES = ("bundled", "flux")
 COUNTED, COMPUTED = "†", "‡"
 """Mark a gain that was counted in multiplications, not timed; and one that was computed from the share of skipped steps
 and their measured cost."""
+LARGER_MODELS = {
+    "flux2": "FLUX.2-dev",
+    "flux2-klein": "FLUX.2-klein 9B",
+    "wan-480p": "Wan 14B",
+    "wan": "Wan 14B",
+}
+"""Models after Flux.1 in the README's second table."""
 PRESETS_OF_REUSE = ("balanced", "fast", "faster")
 REUSE_SHOWN = (
     *PRESETS_OF_REUSE,
@@ -144,8 +156,9 @@ def headline_table() -> str:
     unet, flux = ([row for row in read(f"quality_{name}.csv") if row["steps"] == HEADLINE_STEPS] for name in JUDGES)
     for label, title in HEADLINE_OTHERS.items():
         near, of_flux = ({row["title"]: row for row in rows}.get(title) for rows in (unet, flux))
-        cells = [label, *(_gain(row) for row in (near, of_flux)), *_nearness(near, of_flux)]
-        lines.append("| " + " | ".join(cells) + " |")
+        timed = [_timed_preset(title, group) for group in HEADLINE_MODELS.values()]
+        gains = [_speed_up(row) if row else _gain(other) for row, other in zip(timed, (near, of_flux), strict=True)]
+        lines.append("| " + " | ".join([label, *gains, *_nearness(near, of_flux)]) + " |")
     speed = {name: _newest(group) for name, group in HEADLINE_MODELS.items()}
     for label, ratio in HEADLINE_SETTINGS.items():
         speeds = [speed[name].get((label, ratio)) for name in HEADLINE_MODELS]
@@ -160,11 +173,21 @@ def headline_table() -> str:
         note = f" ({NOTES[label]})" if label in NOTES else ""
         cells = [
             f"{label}{note}, {float(ratio):.0%} of the tokens removed",
-            *(MISSING if row is None else f"**{float(row['speedup']):.2f}×**" for row in speeds),
+            *(MISSING if row is None else _speed_up(row) for row in speeds),
             *_nearness(near, of_flux),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _timed_preset(name: str, group: dict[str, str]) -> Row | None:
+    """The row of a preset that reuses, in a generation of as many steps as the table's; None of anything else."""
+    wanted = group | {"steps": HEADLINE_STEPS, "method": name}
+    return next((row for row in read(REUSE) if name in PRESETS_OF_REUSE and wanted.items() <= row.items()), None)
+
+
+def _speed_up(row: Row) -> str:
+    return f"**{float(row['speedup']):.2f}×**"
 
 
 def _gain(row: Row | None) -> str:
@@ -190,6 +213,8 @@ def headline_facts() -> str:
         for name, group in HEADLINE_MODELS.items()
     }
     rows = [row for found in used.values() for row in found]
+    timed = [_timed_preset(name, group) for name in PRESETS_OF_REUSE for group in HEADLINE_MODELS.values()]
+    rows += [row for row in timed if row]
     versions = [f"{name} {', '.join(sorted({row[name] for row in rows}))}" for name in ("torch", "diffusers", "triton")]
     how = {
         "none": "not compiled",
@@ -238,6 +263,58 @@ def presets_table() -> str:
                 f"| {float(row['baseline_ms']):.2f} | **{float(row['speedup']):.2f}×** | {memory:+.1%} |"
             )
     return "\n".join(lines)
+
+
+def timed_table(name: str) -> str:
+    """All rows of a file, each with its baseline: `reuse` is reuse_h200.csv. Of a setting that was timed again, the
+    last."""
+    rows = [row for row in read(f"{name}_h200.csv") if row["ratio"]]
+    newest = {(f"{row['model']}, {_size(row)}", row["steps"], _setting(row), row["ratio"]): row for row in rows}
+    lines = _head("model | steps | method | removed | ms a step | baseline | speed-up | memory")
+    for (model, steps, setting, ratio), row in newest.items():
+        peak, before = float(row["peak_mib"]), float(row["baseline_peak_mib"])
+        merges = float(ratio) > 0 and not _only_reuses(row)
+        lines.append(
+            f"| {model} | {steps} | {setting} | {f'{float(ratio):.0%}' if merges else ''} "
+            f"| {_milliseconds(row['step_ms'])} | {_milliseconds(row['baseline_ms'])} | {_speed_up(row)} "
+            f"| {peak / before - 1:+.1%} |"
+        )
+    return "\n".join(lines)
+
+
+def larger_table() -> str:
+    """Merging alone on models after Flux.1, in the README."""
+    lines = _head("`toma-stage`, speed-up | 50% of the tokens removed | 75%")
+    rows = [row for name in ("today", "video") for row in read(f"{name}_h200.csv") if _setting(row) == "`toma-stage`"]
+    for model, name in LARGER_MODELS.items():
+        found = {row["ratio"]: row for row in rows if row["model"] == model}
+        cells = [_speed_up(found[ratio]) if ratio in found else MISSING for ratio in ("0.5", "0.75")]
+        lines.append("| " + " | ".join([f"{name}, {_size(found['0.5'])}", *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _size(row: Row) -> str:
+    width, _, height = row["resolution"].partition("x")
+    size = f"{width}²" if width == height else f"{width}×{height}"
+    return f"{size}, {row['frames']} frames" if row["frames"] else size
+
+
+def _setting(row: Row) -> str:
+    """A preset or method, and what was changed of it."""
+    settings = json.loads(row["settings"])
+    label = f"`{row['method']}`"
+    if "reuse" in settings and row["method"] not in PRESETS_OF_REUSE:
+        label += ", every second step reused" if not settings["reuse"] else f", `{settings['reuse']}`"
+    return label + (", within frames" if settings.get("region_frames") == 1 else "")
+
+
+def _only_reuses(row: Row) -> bool:
+    """Whether a preset that merges at few steps had too many for it."""
+    return int(row["steps"]) > json.loads(row["settings"]).get("max_steps", math.inf)
+
+
+def _milliseconds(value: str) -> str:
+    return f"{float(value):.4g}" if float(value) < 1000 else f"{float(value):,.0f}"
 
 
 def denoiser_table() -> str:
@@ -515,6 +592,7 @@ def facts() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline_table,
     "headline facts": headline_facts,
+    "larger": larger_table,
     "explain": explain_table,
     "presets": presets_table,
     "denoiser": denoiser_table,
@@ -529,6 +607,7 @@ TABLES: dict[str, Callable[[], str]] = {
 `presets on bundled`, `reuse on bundled`, `quality facts of bundled`; of clips `clips on video`, `frames on video` and
 `about clips on video`; and `settings: sharing`, a part of quality.py."""
 TABLES_OF_ROWS: dict[str, Callable[[str], str]] = {
+    "timed: ": timed_table,
     "quality facts of ": quality_facts,
     "equal time on ": front_table,
     "reuse on ": reuse_table,
@@ -538,7 +617,7 @@ TABLES_OF_ROWS: dict[str, Callable[[str], str]] = {
     "frames on ": frames_table,
     "about clips on ": about_clips,
 }
-"""Those of a file of quality rows, or of a part, by how their names begin."""
+"""Those of a file of rows, or of a part, by how their names begin."""
 
 
 def rewritten(page: str) -> str:

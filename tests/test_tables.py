@@ -11,6 +11,7 @@ from tiny_video import build
 
 from toma_diffusion.evaluation.variants import UNMERGED, VariantSpec, variants_of
 from toma_diffusion.experiments.costs import StepCosts
+from toma_diffusion.methods import named_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -98,10 +99,48 @@ def test_the_default_stands_first_and_every_speed_has_its_quality(tables):
         assert any(cell != "—" and float(cell) for cell in (unet, flux))
 
 
+def test_speeds_of_presets_that_reuse_are_timed(tables):
+    """In generations of as many steps as the table has, and those of the rows."""
+    timed = {(row["model"], row["method"]): row for row in tables.read("reuse_h200.csv") if row["steps"] == "20"}
+    rows = grids(tables.headline_table() + "\n")[0][2:5]
+    assert [row[0].split("`")[1] for row in rows] == ["balanced", "fast", "faster"]
+    for preset, sdxl, flux, *_ in rows:
+        for model, cell in (("sdxl", sdxl), ("flux", flux)):
+            assert cell.strip() == f"**{float(timed[model, preset.split('`')[1]]['speedup']):.2f}×**"
+
+
 def test_gains_that_were_counted_are_marked(tables):
-    """They are no times: nothing that reuses has been timed on a large model."""
-    marked = [line for line in tables.headline_table().splitlines() if tables.COUNTED in line]
-    assert [line.split("|")[1].strip() for line in marked] == ["`balanced` (default)", "`fast`", "`faster`"]
+    """They are no times."""
+    row = {"gain": "1.5", "gain_source": "flux, multiplications", "skipped": "0.3"}
+    assert tables._gain(row) == "1.50× †"
+    assert tables._gain(row | {"gain_source": "flux"}) == "1.50× ‡"
+    assert tables.COUNTED not in tables.headline_table()
+
+
+class TestTimed:
+    """Rows of `toma bench`, as they are."""
+
+    def test_every_model_and_setting_has_a_line(self, tables):
+        lines = tables.timed_table("reuse").splitlines()[2:]
+        assert len({line.split("|")[1] for line in lines}) == 3
+        assert len(lines) == len(set(lines)) == sum(row["ratio"] != "" for row in tables.read("reuse_h200.csv"))
+
+    def test_a_preset_that_reuses_removes_no_tokens(self, tables):
+        lines = tables.timed_table("reuse").splitlines()
+        assert all(line.split("|")[4].strip() == "" for line in lines if "| `balanced` |" in line)
+        assert any("| `toma-stage`, every second step reused | 50% |" in line for line in lines)
+
+    def test_of_rows_that_were_timed_again_the_last_counts(self, tables):
+        rows = [row for row in tables.read("today_h200.csv") if (row["model"], row["ratio"]) == ("flux2", "0.5")]
+        assert len(rows) == 2
+        (line,) = [
+            each for each in tables.timed_table("today").splitlines() if "flux2, 1024² | 4" in each and "50%" in each
+        ]
+        assert f"| {float(rows[-1]['step_ms']):.4g} |" in line
+
+    def test_clips_say_their_frames_and_where_they_merge(self, tables):
+        text = tables.timed_table("video")
+        assert "| wan-480p, 832×480, 81 frames | 4 | `toma-stage`, within frames | 50% |" in text
 
 
 def test_gains_of_caches_are_marked(tables):
@@ -151,7 +190,8 @@ class TestQuality:
         add("tiny", "4", "reuse", "balanced")
         text = self.table(tables, "reuse on tiny")
         assert text.index("| `balanced` | ") < text.index("| `fast` | ") < text.index("| `reuse, period=3` | ")
-        assert "| `balanced` | 0%, 1.48× †, 0.3000 | 0%, **1.16×**, 0.1000 |" in text
+        gain = StepCosts.load("sdxl").gain(20, preset="balanced", config=named_config("balanced", {}))
+        assert f"| `balanced` | 0%, **{gain:.2f}×**, 0.3000 | 0%, **1.16×**, 0.1000 |" in text
 
     def test_presets_and_what_they_were(self, tables, add):
         before = importlib.import_module("quality").BEFORE
