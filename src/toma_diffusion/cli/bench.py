@@ -123,8 +123,8 @@ def bench(
         shortcuts=shortcuts,
     )
     for method in scenario.methods:
-        for ratio in set(scenario.ratios) - set(method.possible(scenario.ratios)):
-            console.print(f"Left out: {method.preset} cannot have ratio {ratio:g}.", highlight=False)
+        for reason in method.impossible(scenario.ratios):
+            console.print(f"Left out: {reason}", highlight=False, soft_wrap=True)
     check_writable(output)
     if take_turns is not None:
         check_writable(take_turns)

@@ -90,11 +90,7 @@ class VariantSpec:
 
     def impossible(self, ratios: Iterable[float]) -> list[str]:
         """A sentence for each of the ratios that the method of merging cannot have."""
-        if self.merging is None:
-            return []
-        wanted = list(ratios)
-        beyond = sorted(set(wanted) - set(self.merging.possible(wanted)))
-        return [f"{self.merging.preset} cannot have ratio {ratio:g}." for ratio in beyond]
+        return [] if self.merging is None else self.merging.impossible(ratios)
 
 
 def variants_of(model: Any, specs: Iterable[VariantSpec], ratios: Iterable[float]) -> list[Variant]:

@@ -45,6 +45,19 @@ class MethodSpec:
             return [config.ratio]
         return [ratio for ratio in ratios if self.preset not in METHODS or self._allows(ratio)]
 
+    def impossible(self, ratios: Iterable[float]) -> list[str]:
+        """A sentence for each of the ratios that it cannot have."""
+        wanted = list(ratios)
+        beyond = sorted(set(wanted) - set(self.possible(wanted)))
+        config = named_config(self.preset, dict(self.overrides))
+        if config.reuse is None:
+            return [f"{self.preset} cannot have ratio {ratio:g}." for ratio in beyond]
+        return [
+            f"ratio {ratio:g} of {self.preset}: what reuses over time has the ratio of its settings, here "
+            f"{config.ratio:g}. Set it there: {self.preset}:ratio={ratio:g}."
+            for ratio in beyond
+        ]
+
     def _allows(self, ratio: float) -> bool:
         try:
             named_config(self.preset, dict(self.overrides) | {"ratio": ratio})
