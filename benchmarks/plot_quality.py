@@ -13,7 +13,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from tables import AS_IT_WAS, PRESETS_OF_REUSE
+from table_rows import AS_IT_WAS, PRESETS_OF_REUSE
 
 from toma_diffusion.evaluation import Variant
 from toma_diffusion.report.front import Curves, Point, draw

@@ -27,6 +27,16 @@ def tables(monkeypatch):
     return importlib.import_module("tables")
 
 
+@pytest.fixture
+def speeds(tables):
+    return importlib.import_module("speed_tables")
+
+
+@pytest.fixture
+def cells(tables):
+    return importlib.import_module("table_rows")
+
+
 def grids(text: str) -> list[list[list[str]]]:
     """The cells of all Markdown tables of a text, their heads first."""
     found = re.findall(r"(?:^\|.*\|[ \t]*\n)+", text, re.MULTILINE)
@@ -109,53 +119,53 @@ def test_speeds_of_presets_that_reuse_are_timed(tables):
             assert cell.strip() == f"**{float(timed[model, preset.split('`')[1]]['speedup']):.2f}×**"
 
 
-def test_gains_that_were_counted_are_marked(tables):
+def test_gains_that_were_counted_are_marked(tables, cells):
     """They are no times."""
     row = {"gain": "1.5", "gain_source": "flux, multiplications", "skipped": "0.3"}
-    assert tables._gain(row) == "1.50× †"
-    assert tables._gain(row | {"gain_source": "flux"}) == "1.50× ‡"
-    assert tables.COUNTED not in tables.headline_table()
+    assert cells.gain_of(row) == "1.50× †"
+    assert cells.gain_of(row | {"gain_source": "flux"}) == "1.50× ‡"
+    assert cells.COUNTED not in tables.headline_table()
 
 
 class TestTimed:
     """Rows of `toma bench`, as they are."""
 
-    def test_every_model_and_setting_has_a_line(self, tables):
-        lines = tables.timed_table("reuse").splitlines()[2:]
+    def test_every_model_and_setting_has_a_line(self, tables, speeds):
+        lines = speeds.timed_table("reuse").splitlines()[2:]
         assert len({line.split("|")[1] for line in lines}) == 3
         assert len(lines) == len(set(lines)) == sum(row["ratio"] != "" for row in tables.read("reuse_h200.csv"))
 
-    def test_a_preset_that_reuses_removes_no_tokens(self, tables):
-        lines = tables.timed_table("reuse").splitlines()
+    def test_a_preset_that_reuses_removes_no_tokens(self, speeds):
+        lines = speeds.timed_table("reuse").splitlines()
         assert all(line.split("|")[4].strip() == "" for line in lines if "| `balanced` |" in line)
         assert any("| `toma-stage`, every second step reused | 50% |" in line for line in lines)
 
-    def test_of_rows_that_were_timed_again_the_last_counts(self, tables):
+    def test_of_rows_that_were_timed_again_the_last_counts(self, tables, speeds):
         rows = [row for row in tables.read("today_h200.csv") if (row["model"], row["ratio"]) == ("flux2", "0.5")]
         assert len(rows) == 2
         (line,) = [
-            each for each in tables.timed_table("today").splitlines() if "flux2, 1024² | 4" in each and "50%" in each
+            each for each in speeds.timed_table("today").splitlines() if "flux2, 1024² | 4" in each and "50%" in each
         ]
         assert f"| {float(rows[-1]['step_ms']):.4g} |" in line
 
-    def test_clips_say_their_frames_and_where_they_merge(self, tables):
-        text = tables.timed_table("video")
+    def test_clips_say_their_frames_and_where_they_merge(self, speeds):
+        text = speeds.timed_table("video")
         assert "| wan-480p, 832×480, 81 frames | 4 | `toma-stage`, within frames | 50% |" in text
 
 
-def test_gains_of_caches_are_marked(tables):
+def test_gains_of_caches_are_marked(tables, cells):
     """They are computed from the share of steps that a cache skips on a small model."""
-    marked = [line.split("|")[1] for line in tables.headline_table().splitlines() if tables.COMPUTED in line]
+    marked = [line.split("|")[1] for line in tables.headline_table().splitlines() if cells.COMPUTED in line]
     assert len(marked) == 5
     assert all("Cache" in label or "TaylorSeer" in label for label in marked)
 
 
 class TestQuality:
     @pytest.fixture
-    def add(self, tables, tmp_path, monkeypatch):
+    def add(self, cells, tmp_path, monkeypatch):
         """Writes rows as quality.py does: of a part, its methods at ratio 0.5, with one LPIPS after another."""
         quality = importlib.import_module("quality")
-        monkeypatch.setattr(tables, "RESULTS", tmp_path)
+        monkeypatch.setattr(cells, "RESULTS", tmp_path)
 
         def write(model: str, steps: str, part: str, *methods: str) -> None:
             at = quality.Rows(tmp_path / f"quality_{model}.csv")
@@ -240,10 +250,10 @@ class TestClips:
     CHANGES = "skip_blocks=()"
 
     @pytest.fixture
-    def add(self, tables, tmp_path, monkeypatch):
+    def add(self, cells, tmp_path, monkeypatch):
         """Writes rows of a tiny Wan, of which only fewer steps have a gain."""
         quality = importlib.import_module("quality")
-        monkeypatch.setattr(tables, "RESULTS", tmp_path)
+        monkeypatch.setattr(cells, "RESULTS", tmp_path)
         model = build("WanTransformer3DModel")()
 
         def write(steps: str, part: str, *methods: str, ratios: tuple[float, ...] = (0.5,)) -> None:
@@ -261,8 +271,8 @@ class TestClips:
     @pytest.mark.parametrize(
         "name", ["about clips on video", "clips on video", "frames on video", "settings: boxes", "settings: nearness"]
     )
-    def test_nothing_is_claimed_without_rows(self, name, tables, tmp_path, monkeypatch):
-        monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    def test_nothing_is_claimed_without_rows(self, name, tables, cells, tmp_path, monkeypatch):
+        monkeypatch.setattr(cells, "RESULTS", tmp_path)
         assert self.table(tables, name) == f"<!-- rows: {name} -->\n<!-- end -->"
         with pytest.raises(FileNotFoundError):
             self.table(tables, "clips on bundled")
@@ -315,17 +325,17 @@ class TestRewritten:
         row = "| `toma-stage`, 90% of the tokens removed | — | — | — | — | — |"
         assert row in tables.headline_table()
 
-    def test_the_newest_row_counts(self, tables):
+    def test_the_newest_row_counts(self, tables, speeds):
         names = ("denoiser_h200.csv", "methods_h200.csv", "presets_h200.csv")
         for group in tables.HEADLINE_MODELS.values():
-            newest = tables._newest(group)
+            newest = speeds.newest(group)
             for row in (row for name in names for row in tables.read(name)):
                 if row["ratio"] and not row["cache"] and group.items() <= row.items():
-                    assert row["date"] <= newest[tables._label(row), row["ratio"]]["date"]
+                    assert row["date"] <= newest[speeds.label_of(row), row["ratio"]]["date"]
 
-    def test_speeds_of_presets_are_those_of_their_settings_now(self, tables):
+    def test_speeds_of_presets_are_those_of_their_settings_now(self, tables, speeds):
         for group in tables.HEADLINE_MODELS.values():
-            found = tables._newest(group)["`toma-stage`", "0.5"]
+            found = speeds.newest(group)["`toma-stage`", "0.5"]
             assert (found["file"], "share" in found["settings"]) == ("presets_h200.csv", False)
 
     @pytest.mark.parametrize(

@@ -1,0 +1,296 @@
+"""Tables of quality: how near images and clips stay, at which gain in time."""
+
+import json
+import re
+
+from table_rows import (
+    COMPUTED,
+    COUNTED,
+    MISSING,
+    PRESETS_OF_REUSE,
+    RATIOS,
+    USUAL_STEPS,
+    Row,
+    figure,
+    gain_of,
+    head,
+    label_of_quality,
+    read,
+)
+
+from toma_diffusion.config.toma import SHARES
+from toma_diffusion.evaluation import Variant
+
+REUSE_SHOWN = (
+    *PRESETS_OF_REUSE,
+    *("reuse, period=2, part=deep, start=0.4", "reuse, period=3, part=deep, order=0", "reuse, period=2, order=1"),
+)
+"""What is reused in the table of equal time."""
+NOMINAL_GAINS = (1.15, 1.25, 1.33, 1.43, 1.67, 2.0, 2.5)
+"""Lines of fewer steps in the table of equal time. A number of steps belongs to the nearest."""
+EQUAL_TIME_METHODS = {"toma-late": "0.5", "toma-stage": "0.5", "tomesd": "0.5", "tofu": "0.5", "todo": "0.75"}
+"""What is compared with fewer steps: every method at the ratio that was timed."""
+CONDITIONS = {
+    "20 steps": ("bundled", "20"),
+    "4 steps": ("bundled", "4"),
+    "4-step model": ("4step", "4"),
+}
+"""Where settings are compared: the file of the rows, and the steps."""
+CONDITIONS_OF = {
+    "rotation": {"20 steps": ("rotation", "20"), "4 steps": ("rotation", "4")},
+    **{part: {"20 steps": ("video", "20")} for part in ("boxes", "nearness", "whole blocks")},
+}
+"""Of parts with rows of their own: by a commit that still had the setting, or of clips."""
+COMPARED_BY = {
+    "sharing": "share",
+    "regions": "selection",
+    "distances": "distance_weight",
+    "guidance": "guidance_parts",
+    "attention": "ratio",
+    "rotation": "rotation",
+    "boxes": "region_tokens",
+}
+"""The setting whose values are the columns; a part that is not named has the conditions as columns."""
+CLIP_RUNS = ("steps", "presets", "reuse", "together", "caches")
+"""Parts in the table of clips. Regions have one of their own."""
+SIZES_OF_CLIPS = ("resolution", "frames", "blocks")
+"""Columns that are the same in all rows of clips."""
+USUAL_CHANGES = ("skip_blocks=[]", "ratio=0.25", "ratio=0.5")
+"""What rows of clips have in common, or say in another way."""
+LEFT_OUT = ("scope=block", "method=toma-once")
+"""Rows of a comparison that say the same once more."""
+CACHES = {
+    "deepcache": "DeepCache",
+    "first-block-cache": "FirstBlockCache",
+    "taylorseer": "TaylorSeer",
+    "magcache": "MagCache",
+}
+
+
+def front_table(model: str) -> str:
+    """Fewer steps, presets and caches at all numbers of steps: gain in time, and LPIPS."""
+    rows = read(f"quality_{model}.csv")
+    steps = sorted({row["steps"] for row in rows}, key=int)
+    lines = head(" | ".join(["", "gain", *(f"LPIPS, {number} steps" for number in steps)]))
+    fewer: dict[float, dict[str, str]] = {gain: {} for gain in NOMINAL_GAINS}
+    for row in rows:
+        if row["run"] == "steps":
+            nearest = min(NOMINAL_GAINS, key=lambda gain: abs(gain - float(row["gain"])))
+            fewer[nearest][row["steps"]] = f"{figure(row['lpips'], 3)} ({_point(row)})"
+    for gain, found_by_steps in fewer.items():
+        if found_by_steps:
+            cells = [found_by_steps.get(each, "") for each in steps]
+            lines.append("| " + " | ".join(["fewer steps", f"about {gain:.2f}×", *cells]) + " |")
+    reused = [row for row in rows if row["run"] == "reuse" and row["title"] in REUSE_SHOWN]
+    shown = [*reused, *(row for row in rows if row["run"] == "caches" or _is_compared(row))]
+    order = {_named(row): (["reuse", "presets", "combined", "caches"].index(row["run"]), _place(row)) for row in shown}
+    for title in sorted(order, key=lambda each: (order[each], each)):
+        found = {row["steps"]: row for row in shown if _named(row) == title}
+        gains = sorted({f"{float(row['gain']):.2f}×" for row in found.values() if row["gain"]})
+        gains = [gains[0], gains[-1]] if len(gains) > 2 else gains
+        mark = f" {COUNTED}" if any("multiplications" in row["gain_source"] for row in found.values()) else ""
+        cells = [figure(found[each]["lpips"], 3) + _left_over(found[each]) if each in found else "" for each in steps]
+        lines.append("| " + " | ".join([title, (" to ".join(gains) or MISSING) + mark, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def clips_table(model: str) -> str:
+    """Fewer steps, presets, reuse and caches on a model of clips, in the order of their gain at 20 steps."""
+    rows = [row for row in read(f"quality_{model}.csv") if row["run"] in CLIP_RUNS]
+    steps = sorted({row["steps"] for row in rows}, key=int)
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(_named_clip(row), {})[row["steps"]] = row
+    lines = head(" | ".join(["", *(f"{number} steps: gain, LPIPS, flicker" for number in steps)]))
+    for title in sorted(found, key=lambda each: float(found[each].get(USUAL_STEPS, {}).get("gain") or "inf")):
+        cells = [_cell_of_clips(found[title].get(number)) for number in steps]
+        lines.append("| " + " | ".join([title, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def frames_table(model: str) -> str:
+    """Regions inside a frame and over several, at all ratios."""
+    rows = [row for row in read(f"quality_{model}.csv") if row["run"] == "frames"]
+    steps = sorted({row["steps"] for row in rows}, key=int)
+    lines = head(" | ".join(["regions", "removed", *(f"{number} steps: gain, LPIPS, flicker" for number in steps)]))
+    found = {(row["ratio"], int(row["region_frames"]), row["steps"]): row for row in rows}
+    for ratio, frames in sorted({key[:2] for key in found}):
+        title = "inside a frame" if frames == 1 else f"over {frames} frames"
+        cells = [_cell_of_clips(found.get((ratio, frames, number))) for number in steps]
+        lines.append("| " + " | ".join([title, f"{float(ratio):.0%}", *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _named_clip(row: Row) -> str:
+    """A row of the table of clips: what it is at all numbers of steps."""
+    if row["run"] == "steps":
+        nearest = min(NOMINAL_GAINS, key=lambda gain: abs(gain - float(row["gain"])))
+        return f"fewer steps, about {nearest:.2f}×"
+    if row["run"] == "caches":
+        return _named(row)
+    changes = [f"`{each}`" for each in row["changed"].split("; ") if each and each not in USUAL_CHANGES]
+    removed = [f"{float(row['ratio']):.0%} removed"] if row["run"] != "reuse" else []
+    return ", ".join([f"`{row['method']}`", *removed, *changes])
+
+
+def _cell_of_clips(row: Row | None) -> str:
+    if row is None:
+        return ""
+    steps = f" ({_point(row)})" if row["run"] == "steps" else ""
+    return f"{gain_of(row)}, {figure(row['lpips'], 3)}, {figure(row['flicker'], 2)}{steps}"
+
+
+def about_clips(model: str) -> str:
+    """What the tables of clips show, with the plot: as generated as they are, since there may be no rows yet."""
+    (size,), (frames,), (blocks,) = ({row[name] for row in read(f"quality_{model}.csv")} for name in SIZES_OF_CLIPS)
+    return f"""## Quality of a small model
+
+![Gain in time against LPIPS, clips of a small model](front_{model}.svg)
+
+Clips of {frames} frames of {size.replace("x", "×")} pixels, of a small model of {blocks} blocks, compared with those
+that it makes as it is. All its blocks are merged, unless `skip_blocks` says otherwise. LPIPS is the mean over all
+frames, [flicker](evaluation.md) how much the changes from frame to frame differ. Gains are those of a large model at
+the same settings, computed from its measured steps, as on the page about [quality](quality.md): {MISSING} where a step
+has not been measured, {COMPUTED} by the share of the steps that were skipped or reused.
+
+The tables: regions inside a frame and over several frames; `toma-stage` with half of the tokens removed, by the shape
+of its regions, by how much near tokens are preferred in regions of 256 tokens, and by the blocks that are left whole;
+and all methods, in the order of their gain at {USUAL_STEPS} steps."""
+
+
+def reuse_table(model: str) -> str:
+    """All that reuses over time: the share of the steps, the gain in time, and LPIPS."""
+    rows = [row for row in read(f"quality_{model}.csv") if row["run"] == "reuse"]
+    steps = [each for each in ("20", "8", "4") if any(row["steps"] == each for row in rows)]
+    lines = head(" | ".join(["", *(f"{each} steps: reused, gain, LPIPS" for each in steps)]))
+    titles = {row["title"] for row in rows}
+    presets = [title for title in PRESETS_OF_REUSE if title in titles]
+    for title in [*presets, *sorted(titles - set(presets))]:
+        found = {row["steps"]: row for row in rows if row["title"] == title}
+        cells = [
+            f"{float(row['skipped'] or 0):.0%}, {gain_of(row)}, {figure(row['lpips'], 4)}" if row else ""
+            for row in (found.get(each) for each in steps)
+        ]
+        lines.append("| " + " | ".join([f"`{title}`", *cells]) + " |")
+    return "\n".join(lines)
+
+
+def presets_quality_table(model: str) -> str:
+    """LPIPS of all presets at all ratios, with few and with many steps."""
+    rows = [row for row in read(f"quality_{model}.csv") if row["run"] == "presets"]
+    steps = [number for number in ("20", "4") if any(row["steps"] == number for row in rows)]
+    columns = [(number, ratio) for number in steps for ratio in RATIOS]
+    lines = head(" | ".join(["LPIPS", *(f"{number} steps, {float(ratio):.0%}" for number, ratio in columns)]))
+    labels = {label_of_quality(row): (_place(row), row["changed"]) for row in rows}
+    for label in sorted(labels, key=lambda each: labels[each]):
+        found = {(row["steps"], row["ratio"]): row["lpips"] for row in rows if label_of_quality(row) == label}
+        cells = [figure(found.get(column, ""), 3) for column in columns]
+        lines.append("| " + " | ".join([label, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def settings_table(part: str) -> str:
+    """LPIPS by the values of one setting, wherever it was measured."""
+    by = COMPARED_BY.get(part)
+    conditions = CONDITIONS_OF.get(part, CONDITIONS)
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    every = {model: read(f"quality_{model}.csv") for model, _ in conditions.values()}
+    for name, (model, steps) in conditions.items():
+        rows = [row for row in every[model] if (row["run"], row["steps"]) == (part, steps)]
+        rows = [row for row in rows if not {*row["changed"].split("; "), f"method={row['method']}"} & {*LEFT_OUT}]
+        common = _common_changes(rows) if rows else []
+        for row in rows:
+            parts = [each for each in row["changed"].split("; ") if each not in common]
+            value = next((each.partition("=")[2] for each in parts if by and each.partition("=")[0] == by), "")
+            value = value or (row[by] if by else name)
+            title = ", ".join(f"`{each}`" for each in parts if each.partition("=")[0] != by)
+            if by != "ratio" and len({each["ratio"] for each in rows}) > 1:
+                title += f", {float(row['ratio']):.0%} removed"
+            found.setdefault((title, name if by else ""), {})[value] = figure(row["lpips"], 3)
+    if not found:
+        raise ValueError(f"there are no rows of {part}.")
+    columns = sorted({value for cells in found.values() for value in cells}, key=_in_order) if by else [*conditions]
+    titles = [f"`{by}={value}`" for value in columns] if by else [f"LPIPS, {name}" for name in columns]
+    lines = head(" | ".join([*(["LPIPS"] if by else []), "", *titles]))
+    places = {name: place for place, name in enumerate(["", *conditions])}
+    for title, name in sorted(found, key=lambda key: (places[key[1]], _in_order(key[0]))):
+        cells = [found[title, name].get(value, MISSING) for value in columns]
+        lines.append("| " + " | ".join([*([name] if by else []), title, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def quality_facts(model: str) -> str:
+    """What the rows of a demo model were measured on, and for which large model its gains were computed."""
+    rows = read(f"quality_{model}.csv")
+
+    def of(name: str) -> str:
+        return ", ".join(sorted({row[name] for row in rows if row[name]}))
+
+    return (
+        f"{of('images')} prompts, guidance {of('guidance') or 'of the pipeline'}, {of('dtype')}, {of('gpu')}, "
+        f"torch {of('torch')}, diffusers {of('diffusers')}, commits {of('commit')}. "
+        f"Gains are those of {' or of '.join(sorted({row['gain_source'] for row in rows if row['gain_source']}))}."
+    )
+
+
+def _place(row: Row) -> int:
+    """Of a method in a table: ours first, then those of the paper, then others."""
+    order = (
+        "balanced",
+        "fast",
+        "faster",
+        "toma-late",
+        "toma-stage",
+        "toma-once",
+        "toma-tile",
+        "toma-stripe",
+        "toma",
+        "tomesd",
+        "tofu",
+        "todo",
+    )
+    method = row["method"].partition("+")[0]
+    return order.index(method) if method in order else len(order)
+
+
+def _is_compared(row: Row) -> bool:
+    """Whether it is a preset, alone or with fewer steps, at the ratio that was timed."""
+    is_alone = row["run"] == "presets" and not row["changed"]
+    is_with_steps = row["run"] == "combined" and row["shortcuts"].startswith("steps:")
+    return (is_alone or is_with_steps) and EQUAL_TIME_METHODS.get(row["method"].partition("+")[0]) == row["ratio"]
+
+
+def _left_over(row: Row) -> str:
+    """The number of steps that a row with fewer steps has, in parentheses."""
+    return f" ({row['shortcuts'].removeprefix('steps:')})" if row["run"] == "combined" else ""
+
+
+def _point(row: Row) -> str:
+    """The number of steps, the ratio or the interval of a row."""
+    return Variant.from_dict(json.loads(row["variant"])).point
+
+
+def _named(row: Row) -> str:
+    """A row of the table of equal time."""
+    if row["run"] == "reuse":
+        return f"`{row['title']}`"
+    if row["run"] == "caches":
+        name, *settings = row["title"].split(", ")
+        return ", ".join([CACHES.get(name, name), *(f"`{part}`" for part in settings)])
+    if row["ratio"]:
+        method, plus, _ = row["method"].partition("+")
+        return f"`{method}`, {float(row['ratio']):.0%} removed" + (", and fewer steps" if plus else "")
+    return row["title"]
+
+
+def _in_order(text: str) -> list[tuple[float, str]]:
+    """To sort settings by their numbers, and what is shared from everything to nothing."""
+    text = {name: str(place) for place, name in enumerate(SHARES)}.get(text, text)
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [(float(part), "") if part[:1].isdigit() else (-1.0, part) for part in parts]
+
+
+def _common_changes(rows: list[Row]) -> list[str]:
+    """Fields that all rows of a table have changed in the same way."""
+    first, *others = [row["changed"].split("; ") for row in rows]
+    return [part for part in first if others and part and all(part in other for other in others)]

@@ -1,0 +1,56 @@
+"""What the tables share: the rows of benchmarks/results/, and how cells are written."""
+
+import csv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+RATIOS = ("0.25", "0.5", "0.75")
+USUAL_STEPS = "20"
+"""Of the README's table, and by which others are ordered."""
+COUNTED, COMPUTED = "†", "‡"
+"""Mark a gain that was counted in multiplications, not timed; and one that was computed from the share of skipped steps
+and their measured cost."""
+PRESETS_OF_REUSE = ("balanced", "fast", "faster")
+AS_IT_WAS = "num_regions=64; distance_weight=0.0; guidance_parts=1; share=plan; skip_blocks=[]"
+"""How the changes of `toma-stage` as it was begin: `BEFORE` in quality.py."""
+MISSING = "—"
+"""Where there is no row for a cell."""
+Row = dict[str, str]
+
+
+def read(name: str) -> list[Row]:
+    with (RESULTS / name).open(newline="") as file:
+        return [row | {"file": name} for row in csv.DictReader(file)]
+
+
+def gain_of(row: Row | None) -> str:
+    """The gain in time; with a mark where it was counted or computed, not timed."""
+    if row is None or not row["gain"]:
+        return MISSING
+    gain = f"{float(row['gain']):.2f}×"
+    if "multiplications" in row["gain_source"]:
+        return f"{gain} {COUNTED}"
+    return f"{gain} {COMPUTED}" if row["skipped"] else f"**{gain}**"
+
+
+def head(columns: str) -> list[str]:
+    """The first two lines of a table."""
+    return [f"| {columns} |".replace("|  |", "| |"), "|" + "---|" * (columns.count("|") + 1)]
+
+
+def label_of_quality(row: Row) -> str:
+    """The preset of a row of quality, as it was where its settings have changed since; and the paper's softmax."""
+    if row["changed"].startswith(AS_IT_WAS):
+        return f"`{row['method']}` as it was"
+    return f"`{row['method']}`" + (", `scale=1000`" if row["changed"] == "scale=1000.0" else "")
+
+
+def figure(value: str, digits: int) -> str:
+    if not value:
+        return ""
+    return "∞" if value == "inf" else f"{float(value):.{digits}f}"
+
+
+def percent(value: str) -> str:
+    return f"{float(value):+.1%}" if value else ""
