@@ -1,6 +1,6 @@
 """Write the tables of the README and docs/ anew from the rows in benchmarks/results/. A test holds the pages to them.
 
-A page says where a table stands. What it holds is here, in speed_tables.py and in quality_tables.py, one function a name:
+A page says where a table stands; here, in speed_tables.py and quality_tables.py is what it holds, one function a name:
 
     <!-- rows: headline -->
     <!-- end -->
