@@ -61,7 +61,7 @@ def _z_image() -> DiffusionPipeline:
     return diffusers.ZImagePipeline(
         vae=vae(),
         text_encoder=_qwen3("Qwen3Model", layers=2),
-        tokenizer=_qwen_tokenizer(),
+        tokenizer=qwen_tokenizer(),
         transformer=_transformer("ZImageTransformer2DModel", axes_lens=[1024, 64, 64]),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
     )
@@ -79,7 +79,7 @@ def _flux2_klein() -> DiffusionPipeline:
             latent_channels=2,
         ),
         text_encoder=_qwen3("Qwen3ForCausalLM", layers=28),
-        tokenizer=_qwen_tokenizer(),
+        tokenizer=qwen_tokenizer(),
         transformer=_transformer("Flux2Transformer2DModel", joint_attention_dim=3 * WIDTH),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
     )
@@ -89,7 +89,7 @@ def _qwen_image() -> DiffusionPipeline:
     return diffusers.QwenImagePipeline(
         vae=_qwen_vae(),
         text_encoder=_vision_language("Qwen2_5_VL", "ForConditionalGeneration"),
-        tokenizer=_qwen_tokenizer(),
+        tokenizer=qwen_tokenizer(),
         transformer=_transformer("QwenImageTransformer2DModel"),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
     )
@@ -99,7 +99,7 @@ def _krea2() -> DiffusionPipeline:
     return diffusers.Krea2Pipeline(
         vae=_qwen_vae(),
         text_encoder=_vision_language("Qwen3VL", "Model"),
-        tokenizer=_qwen_tokenizer(),
+        tokenizer=qwen_tokenizer(),
         transformer=_transformer("Krea2Transformer2DModel"),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         text_encoder_select_layers=(1, 2),
@@ -117,7 +117,7 @@ def _t5(model: Callable[[Any], nn.Module], config: Callable[..., Any]) -> nn.Mod
 
 def _text_settings(layers: int) -> dict[str, Any]:
     return {
-        "vocab_size": len(_qwen_tokenizer()),
+        "vocab_size": len(qwen_tokenizer()),
         "hidden_size": WIDTH,
         "intermediate_size": WIDTH,
         "num_hidden_layers": layers,
@@ -147,7 +147,7 @@ def _qwen_vae() -> nn.Module:
 
 
 @cache
-def _qwen_tokenizer() -> Any:
+def qwen_tokenizer() -> Any:
     """A token for every byte."""
     vocabulary = {token: index for index, token in enumerate([*sorted(ByteLevel.alphabet()), *SPECIAL])}
     with tempfile.TemporaryDirectory() as folder:

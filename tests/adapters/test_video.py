@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from toma_diffusion import Reuse, ToMAConfig, UsageError, apply_toma, remove_toma
 from toma_diffusion.adapters import find_adapter, video_from_ids
 from toma_diffusion.hooks.arguments import given_to
+from toma_diffusion.hooks.sites import Site
 
 FRAMES, FRAME = 4, 16
 """Of the default inputs, and tokens of a frame."""
@@ -36,11 +37,15 @@ def merged_tokens(family) -> int:
     return (FRAMES - family.given) * FRAME // 2
 
 
-def kept_rows(family, model: nn.Module) -> Tensor:
-    """[B, rows]: which rows of the first block's sequence are left, by the plan and the layout of the family."""
+def kept_rows(family, model: nn.Module, frames: int = FRAMES, whole: int | None = None) -> Tensor:
+    """[B, rows]: which rows of the first block's sequence are left, by the plan and the layout of the family.
+
+    Args:
+        whole: frames at the beginning that are left whole. By default those that are given.
+    """
     plan = state_of(model).slots[0].plan
-    start = family.before + family.given * FRAME
-    before, after = torch.arange(start), torch.arange(family.after) + family.before + FRAMES * FRAME
+    start = family.before + (family.given if whole is None else whole) * FRAME
+    before, after = torch.arange(start), torch.arange(family.after) + family.before + frames * FRAME
     return torch.stack([torch.cat([before, start + chosen, after]) for chosen in plan.positions])
 
 
@@ -90,22 +95,26 @@ class TestMerging:
         assert found == [(f"{frames}×4×4", frames * FRAME, merged_tokens(family))] * family.kinds
 
     def test_other_arguments_carry_the_rows_of_destinations(self, family, scope):
-        """Whatever has a row for every token; all other arguments of blocks and self-attention are untouched."""
-        model = family.build()
-        watched = family.block(model) if scope != "module" else getattr(family.block(model), family.attention)
-        rows = family.block_rows if scope != "module" else family.attention_rows
-        (whole,) = inputs_of(watched, lambda: family.call(model))
-        apply_toma(model, **SETTINGS, scope=scope)
-        (merged,) = inputs_of(watched, lambda: family.call(model))
-        kept, length = kept_rows(family, model), family.before + FRAMES * FRAME + family.after
-        given, reduced = given_to(watched, *whole), given_to(watched, *merged)
-        for name in {*given.names, *given.kwargs} - {"hidden_states"}:
-            for one, other in zip(tensors(given[name]), tensors(reduced[name]), strict=True):
-                assert torch.equal(other, taken(one, rows.get(name, ()), kept, length)), name
-        outside = [*range(family.before + family.given * FRAME), *range(-family.after, 0)]
-        if scope != "module" or not outside:  # of a block, they come in as they are
-            assert torch.equal(reduced.tokens[:, outside], given.tokens[:, outside])
-        assert reduced.tokens.shape[1] == kept.shape[1]
+        check_rows(family, scope, family.inputs(), FRAMES, family.given, **SETTINGS)
+
+
+def check_rows(family, scope: str, inputs: dict, frames: int, whole: int, **settings) -> None:
+    """Whatever has a row for every token has those of destinations; all other arguments of blocks and self-attention
+    are untouched."""
+    model = family.build()
+    watched = family.block(model) if scope != "module" else getattr(family.block(model), family.attention)
+    rows = family.block_rows if scope != "module" else family.attention_rows
+    (original,) = inputs_of(watched, lambda: both(model, inputs))
+    apply_toma(model, **settings, scope=scope)
+    (merged,) = inputs_of(watched, lambda: both(model, inputs))
+    kept, length = kept_rows(family, model, frames, whole), family.before + frames * FRAME + family.after
+    given, reduced = given_to(watched, *original), given_to(watched, *merged)
+    for name in {*given.names, *given.kwargs} - {"hidden_states"}:
+        for one, other in zip(tensors(given[name]), tensors(reduced[name]), strict=True):
+            assert torch.equal(other, taken(one, rows.get(name, ()), kept, length)), name
+    outside = [*range(family.before + whole * FRAME), *range(-family.after, 0)]
+    assert torch.equal(reduced.tokens[:, outside], given.tokens[:, outside])
+    assert reduced.tokens.shape[1] == kept.shape[1] < length
 
 
 def tensors(value) -> list[Tensor]:
@@ -125,8 +134,16 @@ def taken(table: Tensor, dims: tuple[int, ...], kept: Tensor, length: int) -> Te
     return table
 
 
-@pytest.mark.parametrize("family", [family for family in VIDEO if not family.name.startswith("cogvideox")], ids=named)
+ROTARY = [family for family in VIDEO if not family.name.startswith("cogvideox")]
+"""Those that compute positions themselves."""
+
+
+@pytest.mark.parametrize("family", ROTARY, ids=named)
 def test_a_merged_token_has_the_coordinate_of_its_destination(family):
+    check_coordinates(family, family.inputs(), FRAMES, family.given, **SETTINGS)
+
+
+def check_coordinates(family, inputs: dict, frames: int, whole: int, **settings) -> None:
     """Positions are replaced by the number of the token: what attention gets are numbers of destinations."""
     model = family.build()
     (dim,) = family.attention_rows[family.rotary]
@@ -141,11 +158,11 @@ def test_a_merged_token_has_the_coordinate_of_its_destination(family):
         )
 
     model.rope.register_forward_hook(number)
-    apply_toma(model, **SETTINGS, scope="block")
+    apply_toma(model, **settings, scope="block")
     attention = getattr(family.block(model), family.attention)
-    ((args, kwargs),) = inputs_of(attention, lambda: family.call(model))
-    kept = kept_rows(family, model)
-    assert len({*kept[0].tolist()}) == kept.shape[1] < family.before + FRAMES * FRAME + family.after
+    ((args, kwargs),) = inputs_of(attention, lambda: both(model, inputs))
+    kept = kept_rows(family, model, frames, whole)
+    assert len({*kept[0].tolist()}) == kept.shape[1] < family.before + frames * FRAME + family.after
     for table in given_to(attention, args, kwargs)[family.rotary]:
         numbers = table.movedim(dim, -1).reshape(-1, table.shape[dim]) if not (dim == 0 and table.ndim == 4) else None
         if numbers is None:  # [batch, tokens, heads, channels]
@@ -296,20 +313,25 @@ def _fresh_compiler():
     ("family", "scope"), [(*chosen("wan-ti2v"), "stage"), (*chosen("ltx2-given"), "module")], ids=named
 )
 def test_compiled_blocks_are_not_compiled_again(family, scope):
+    check_compiled(family, scope, FRAMES, **STRIDED)
+
+
+def check_compiled(family, scope: str, frames: int, **settings) -> None:
+    """Steps of another generation run in the code of the first, and compute what a model that is not compiled does."""
     graphs = Graphs()
     models = [family.build(num_layers=2) for _ in range(2)]
     for model in models:
-        apply_toma(model, **STRIDED, scope=scope, select_every=1, reweigh_every=1)
+        apply_toma(model, **settings, scope=scope, select_every=1, reweigh_every=1)
     for block in find_adapter(models[0]).blocks(models[0]):
         block.module.compile(fullgraph=True, backend=graphs)
-    same_picture(*(torch.stack(steps(family, model, 0)) for model in models))
+    first, second = (family.sized(frames, 4, 4, seed=seed) for seed in range(2))
+    same_picture(*(torch.stack(steps(model, first)) for model in models))
     assert graphs.count
     with torch.compiler.set_stance("fail_on_recompile"):
-        same_picture(*(torch.stack(steps(family, model, 1)) for model in models))
+        same_picture(*(torch.stack(steps(model, second)) for model in models))
 
 
-def steps(family, model: nn.Module, seed: int, number: int = 3) -> list[Tensor]:
-    inputs = family.inputs(seed=seed)
+def steps(model: nn.Module, inputs: dict, number: int = 3) -> list[Tensor]:
     return [both(model, inputs | {"hidden_states": inputs["hidden_states"] + 0.01 * step})[0] for step in range(number)]
 
 
@@ -382,6 +404,149 @@ class TestReuse:
             assert length <= longest <= length + outside
             assert equal(outputs, whole) == (step == 0)
             assert all(each.isfinite().all() for each in outputs)
+
+
+OVER_TIME = {"ratio": 0.5, "region_tokens": 8, "selection_tokens": 8, "region_frames": 2, "skip_blocks": ()}
+"""Regions of 2×2×2. They divide 6 frames, but not 7."""
+APART = "note: the first of 7 frames was left whole: 7 frames cannot be divided into regions of about 2 frames, the"
+NOT_GIVEN = [family for family in VIDEO if not family.given]
+frames_apart = pytest.mark.parametrize(("family", "scope"), pairwise(NOT_GIVEN, SCOPES), ids=named)
+
+
+def seven(family, **arguments) -> dict:
+    return family.sized(7, 4, 4, **arguments)
+
+
+class TestFirstFrame:
+    """If the frames cannot be divided, the first is left whole, and the others merge over time."""
+
+    @pytest.mark.parametrize("family", chosen("wan", "hunyuan15"), ids=named)
+    @scopes
+    def test_without_it_tokens_merge_over_time(self, family, scope):
+        model = family.build()
+        handle = apply_toma(model, **OVER_TIME, scope=scope)
+        regions = []
+        for why in (None, state_of(model).why_first_frame_whole):  # as it was, as it is
+            state_of(model).why_first_frame_whole = why
+            assert APART not in str(handle.summary())
+            both(model, seven(family))
+            regions += [(kind.grid, kind.regions) for kind in handle.summary().kinds]
+        assert regions == [("7×4×4", "14 tiles of 1×2×4"), ("6×4×4", "12 tiles of 2×2×2")]
+        assert APART in " ".join(str(handle.summary()).split())
+        plan = state_of(model).slots[0].plan
+        frame = torch.zeros(2, 6 * FRAME, 1)
+        frame[:, :FRAME] = 1
+        merged = plan.merge(frame)
+        assert ((merged > 0.01) & (merged < 0.99)).any()  # with tokens of the next frame
+
+    @frames_apart
+    def test_it_is_untouched_and_the_others_keep_their_places(self, family, scope):
+        check_rows(family, scope, seven(family), 7, 1, **OVER_TIME)
+
+    @pytest.mark.parametrize("family", [family for family in ROTARY if not family.given], ids=named)
+    def test_coordinates(self, family):
+        check_coordinates(family, seven(family), 7, 1, **OVER_TIME)
+
+    @frames_apart
+    def test_numbers_of_tokens_stay_in_their_boxes(self, family, scope):
+        """Tokens that are their numbers: those outside come back as they are, the others as a mean of their box."""
+        model = family.build()
+        apply_toma(model, **OVER_TIME, scope=scope)
+        both(model, seven(family))
+        state = state_of(model)
+        site, plan = Site(state, state.slots[0]), state.slots[0].plan
+        length = family.before + 7 * FRAME + family.after
+        numbers = torch.arange(length).float().reshape(1, -1, 1).repeat(2, 1, 1)
+        merged = site.merge(plan, numbers)
+        returned = site.unmerge(plan, merged)
+        assert merged.shape[1] == length - 3 * FRAME
+        start = family.before + FRAME
+        video, outside = slice(start, start + 6 * FRAME), [*range(start), *range(length - family.after, length)]
+        assert torch.equal(returned[:, outside], numbers[:, outside])
+        assert torch.equal(merged[:, :start], numbers[:, :start])
+        assert not torch.equal(returned[:, video], numbers[:, video])
+        boxes, of_boxes = (plan.regions.split(each[:, video]) for each in (numbers, returned))
+        least, most = boxes.amin(1, keepdim=True), boxes.amax(1, keepdim=True)
+        assert (most - least >= FRAME).all()
+        assert ((of_boxes >= least - 1e-3) & (of_boxes <= most + 1e-3)).all()
+
+    @frames_apart
+    def test_removal_and_ratio_zero_are_exact(self, family, scope):
+        model, inputs = family.build(), seven(family)
+        whole = both(model, inputs)
+        with apply_toma(model, **OVER_TIME | {"ratio": 0}, scope=scope) as handle:
+            assert equal(both(model, inputs), whole)
+            assert not handle.summary().notes
+        handle = apply_toma(model, **OVER_TIME, scope=scope)
+        merged = both(model, inputs)
+        assert not torch.allclose(merged[0], whole[0], atol=1e-3)
+        family.call(model)  # of another size
+        assert equal(both(model, inputs), merged)
+        handle.enabled = False
+        assert equal(both(model, inputs), whole)
+        remove_toma(model)
+        assert equal(both(model, inputs), whole)
+
+    @pytest.mark.parametrize(("family", "frames"), pairwise(VIDEO, [1, 2, 3, 4, 5, 8, 9, 12]), ids=named)
+    def test_frames_that_can_be_divided_are_as_before(self, family, frames):
+        """Bit for bit; and so is what cannot be divided either way."""
+        if (family.name, frames) == ("hunyuan-replace", 1):
+            return
+        found = []
+        for changes in ({}, {"region_frames": 1}):
+            for is_new in (True, False):
+                model = family.build()
+                handle = apply_toma(model, **OVER_TIME | {"region_frames": 4} | changes)
+                if not is_new:
+                    state_of(model).why_first_frame_whole = None
+                found.append((both(model, family.sized(frames, 4, 4)), handle.summary().kinds))
+        for (ours, kinds), (theirs, kinds_before) in (found[:2], found[2:]):
+            assert equal(ours, theirs)
+            assert kinds == kinds_before
+
+    @pytest.mark.parametrize("family", [family for family in NOT_GIVEN if not family.joint], ids=named)
+    def test_a_batch_is_its_samples(self, family):
+        model, inputs = family.build(), seven(family)
+        apply_toma(model, **OVER_TIME, selection="strided", guidance_parts=1, scope="stage")
+        together = both(model, inputs)
+        for index in range(2):
+            alone = {key: one_of(value, index) for key, value in inputs.items()}
+            same_picture(both(model, alone)[0], together[0][index : index + 1])
+
+    @pytest.mark.parametrize("family", NOT_GIVEN, ids=named)
+    @pytest.mark.parametrize("update", ["clusters", "destinations"])
+    def test_all_of_it_is_corrected(self, family, update):
+        """What is reused is corrected by merged tokens, and by the first frame's own: they are as without reuse."""
+        settings = OVER_TIME | {"selection": "strided", "scope": "stage"}
+        found = []
+        for reuse in (Reuse(computed=(0,), order=0, update=update), None):
+            model = family.build()
+            last = getattr(model, family.stack)[-1]
+            stream = next(block.stream for block in find_adapter(model).blocks(model) if block.module is last)
+            handle = apply_toma(model, **settings, reuse=reuse)
+            handle.begin(2)
+            rows = []
+            last.register_forward_hook(
+                lambda _, args, output, rows=rows, stream=stream: rows.append(
+                    output if stream is None else output[stream]
+                )
+            )
+            for step in range(2):
+                handle.step(step)
+                both(model, seven(family, seed=step))
+            assert handle.summary().steps == ((1, 1) if reuse else (2, 0))
+            found.append(rows[-1])
+        corrected, merged = found
+        outside = [*range(family.before + FRAME)]
+        same_picture(corrected[:, outside], merged[:, outside])
+        assert not torch.allclose(corrected, merged, atol=1e-3)  # the others have details that are remembered
+
+    @pytest.mark.usefixtures("_fresh_compiler")
+    @pytest.mark.parametrize(
+        ("family", "scope"), [(*chosen("mochi"), "module"), (*chosen("hunyuan15"), "stage")], ids=named
+    )
+    def test_compiled_blocks_are_not_compiled_again(self, family, scope):
+        check_compiled(family, scope, 7, **OVER_TIME | {"selection": "strided"})
 
 
 @families

@@ -1,12 +1,13 @@
 """Real video pipelines: steps are counted, also over two denoisers, and removal is exact."""
 
+import diffusers
 import pytest
 import torch
 from observe import attention_lengths, our_hooks, state_of
 from tiny import SETTINGS
-from tiny_video_pipelines import PIPELINES, generate, h3_pipeline, pipeline, wan_pipeline
+from tiny_video_pipelines import PIPELINES, generate, h3_pipeline, hunyuan15_pipeline, pipeline, wan_pipeline
 
-from toma_diffusion import Reuse, apply_toma, remove_toma, toma_enabled
+from toma_diffusion import Action, Reuse, apply_toma, remove_toma, toma_enabled
 
 TOKENS = 64
 
@@ -160,3 +161,62 @@ class TestTwoDenoisers:
         generate(pipe)
         assert calls.of(1, 2) == [(0, False), (1, False), (2, True), (3, True)]
         assert handle.summary().kinds[0].grid == "3×4×4"
+
+
+@pytest.mark.skipif(not hasattr(diffusers, "HunyuanVideo15Pipeline"), reason="this diffusers has no HunyuanVideo 1.5")
+class TestHunyuanVideo15:
+    """Complete pipelines: prompts and images are encoded, latents are decoded, guidance is that of a guider."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_a_guider_that_stops_early(self, dtype):
+        """Two passes over a step share a plan, which the first selects. In bfloat16 times are no views of the
+        scheduler's."""
+        pipe = hunyuan15_pipeline(stop=0.5)
+        pipe.transformer.to(dtype)
+        apply_toma(pipe, "toma", **SETTINGS)
+        state, seen = state_of(pipe.transformer), []
+        pipe.transformer.register_forward_hook(
+            lambda *_: seen.append((state._last_tick.step, state._last_tick.is_exact, state.action))
+        )
+        generate(pipe)
+        selects, shares = Action.SELECT, Action.REUSE
+        assert seen == [
+            *((0, True, selects), (0, True, shares), (1, True, selects), (1, True, shares)),
+            *((2, True, selects), (3, True, selects)),
+        ]
+        assert len(state._plans) == len(state.slots)
+
+    @pytest.mark.parametrize("image", [False, True], ids=["text", "image"])
+    def test_both_passes_reuse_their_own(self, image):
+        pipe = hunyuan15_pipeline(image)
+        whole = generate(pipe)
+        handle = apply_toma(pipe, ratio=0, scope="stage", reuse=Reuse(computed=(0, 2), order=0))
+        calls = Calls(pipe.transformer)
+        reused = generate(pipe)
+        calls.end()
+        passes = [(step, reuses) for _, step, _, reuses in calls.seen]
+        assert passes[::2] == passes[1::2] == [(0, False), (1, True), (2, False), (3, True)]
+        assert handle.summary().steps == (2, 2)
+        first, second = (memory.parts[0].recall()[0] for memory in state_of(pipe.transformer)._memories.values())
+        assert not torch.equal(first, second)
+        assert not torch.equal(reused, whole)
+        handle.remove()
+        assert torch.equal(generate(pipe), whole)
+
+    @pytest.mark.parametrize("image", [False, True], ids=["text", "image"])
+    def test_seven_latent_frames_become_a_clip(self, image):
+        pipe = hunyuan15_pipeline(image)
+        clip = {"num_frames": 25, "output_type": "pt", "steps": 2}
+        whole = generate(pipe, **clip)
+        assert whole.shape == (1, 25, 3, 64, 64)
+        assert not torch.equal(generate(pipe, **clip, prompt="a dog"), whole)
+        over_time = {"region_tokens": 8, "selection_tokens": 8, "region_frames": 2, "skip_blocks": ()}
+        handle = apply_toma(pipe, "toma-stage", ratio=0.5, **over_time)
+        merged = generate(pipe, **clip)
+        assert merged.isfinite().all()
+        assert not torch.allclose(merged, whole, atol=1e-4)
+        summary = handle.summary()
+        assert [(kind.grid, kind.regions) for kind in summary.kinds] == [("6×4×4", "12 tiles of 2×2×2")]
+        assert any("the first of 7 frames was left whole" in note for note in summary.notes)
+        handle.remove()
+        assert torch.equal(generate(pipe, **clip), whole)

@@ -1,16 +1,20 @@
-"""Real diffusers pipelines around the tiny video models, without text encoders, and without what makes pixels."""
+"""Real diffusers pipelines around the tiny video models. Most are without text encoders and what makes pixels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import diffusers
 import pytest
 import torch
+import transformers
 from diffusers import DiffusionPipeline
 from diffusers.pipelines import ltx2
+from PIL import Image
 from tiny import seeded
 from tiny_pipelines import quiet
+from tiny_today_checkpoints import qwen_tokenizer
 from tiny_video import TEXT_TOKENS, TEXT_WIDTH, build, h3_inputs
 
 WITHOUT = dict.fromkeys(("vae", "text_encoder", "tokenizer"))
@@ -101,9 +105,74 @@ def ltx2_pipeline() -> DiffusionPipeline:
     )
 
 
+def hunyuan15_pipeline(image: bool = False, **guidance) -> DiffusionPipeline:
+    """Complete: two text encoders, with an image also that of images. Guidance is that of diffusers' guiders.
+
+    Its tokenizer has a token for every byte, so that the system prompt is shortened, and with it what is cut off.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        parts = _hunyuan15_texts() | (_hunyuan15_images() if image else {})
+        vae = diffusers.AutoencoderKLHunyuanVideo15(
+            latent_channels=4, block_out_channels=(8,) * 5, layers_per_block=1, scaling_factor=1.0
+        )
+    kind = diffusers.HunyuanVideo15ImageToVideoPipeline if image else diffusers.HunyuanVideo15Pipeline
+    pipe = kind(
+        **parts,
+        vae=vae,
+        transformer=build("HunyuanVideo15Transformer3DModel", in_channels=9, patch_size=1, target_size=64)(),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
+        guider=diffusers.ClassifierFreeGuidance(guidance_scale=2.0, **guidance),
+    )
+    pipe.system_message = "Describe."
+    start = f"<|im_start|>system\n{pipe.system_message}<|im_end|>\n<|im_start|>user\n"
+    pipe.prompt_template_encode_start_idx = len(pipe.tokenizer(start).input_ids)
+    pipe.tokenizer_max_length, pipe.tokenizer_2_max_length, pipe.vision_num_semantic_tokens = 12, 8, 4
+    return quiet(pipe)
+
+
+def _hunyuan15_texts() -> dict:
+    tokenizer, tokenizer_2 = qwen_tokenizer(), transformers.ByT5Tokenizer()
+    encoder = transformers.Qwen2_5_VLTextModel(
+        transformers.Qwen2_5_VLTextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=TEXT_WIDTH,
+            intermediate_size=TEXT_WIDTH,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            rope_scaling={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+    encoder_2 = transformers.T5EncoderModel(
+        transformers.T5Config(vocab_size=len(tokenizer_2), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    )
+    return {
+        "text_encoder": encoder.eval(),
+        "tokenizer": tokenizer,
+        "text_encoder_2": encoder_2.eval(),
+        "tokenizer_2": tokenizer_2,
+    }
+
+
+def _hunyuan15_images() -> dict:
+    """Four tokens of an image."""
+    config = transformers.SiglipVisionConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
+    )
+    return {
+        "image_encoder": transformers.SiglipVisionModel(config).eval(),
+        "feature_extractor": transformers.SiglipImageProcessor(size={"height": 8, "width": 8}),
+    }
+
+
 PIPELINES = {
     "wan": wan_pipeline,
     "hunyuan": hunyuan_pipeline,
+    "hunyuan15": hunyuan15_pipeline,
+    "hunyuan15-image": partial(hunyuan15_pipeline, image=True),
     "cogvideox": cogvideox_pipeline,
     "mochi": mochi_pipeline,
     "ltx2": ltx2_pipeline,
@@ -113,8 +182,10 @@ SIZES = {"MochiPipeline": (19, 64), "LTX2Pipeline": (25, 128)}
 
 
 def prompts(pipe: DiffusionPipeline, seed: int) -> dict:
-    """Random prompts, also negative ones, as this pipeline takes them."""
+    """Random prompts, also negative ones, as this pipeline takes them. Those with text encoders take them as text."""
     generator = torch.Generator().manual_seed(seed)
+    if type(pipe).__name__.startswith("HunyuanVideo15"):
+        return {"prompt": f'a cat with a "{seed}"', "negative_prompt": "a dull dog"}
     name, mask = type(pipe).__name__, torch.ones(1, TEXT_TOKENS, dtype=torch.bool)
     width = 64 if name == "MochiPipeline" else TEXT_WIDTH
     embeds = {f"{which}prompt_embeds": torch.randn(1, TEXT_TOKENS, width, generator=generator) for which in WHICH}
@@ -134,9 +205,11 @@ WHICH = ("", "negative_")
 def generate(pipe: DiffusionPipeline, steps: int = 4, seed: int = 0, **arguments) -> torch.Tensor:
     """Latents of 4 frames of 4×4 tokens."""
     frames, side = SIZES.get(type(pipe).__name__, (13, 64))
-    settings = {
-        "height": side,
-        "width": side,
+    size = {"height": side, "width": side}
+    if "ImageToVideo" in type(pipe).__name__:  # it takes the size of the image
+        noise = torch.randint(256, (side, side, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+        size = {"image": Image.fromarray(noise.numpy())}
+    settings = size | {
         "num_frames": frames,
         "num_inference_steps": steps,
         "output_type": "latent",

@@ -10,7 +10,7 @@ from pairs import named, pairwise
 
 from toma_diffusion import Action, Grid, MergePlan, Schedule, ToMAConfig, ops
 from toma_diffusion.config.toma import ASSIGNMENTS, REGIONS, SELECTIONS, UNMERGES
-from toma_diffusion.core import num_destinations
+from toma_diffusion.core import Regions, num_destinations, why_first_frame_whole
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -449,3 +449,51 @@ class TestVideo:
         tokens = torch.randn(1, 115_200, 4, dtype=torch.bfloat16)
         large.update(tokens, Action.SELECT)
         assert large.merge(tokens).shape == (1, 57_600, 4)
+
+
+class TestFirstFrame:
+    """Of videos whose first frame may be left whole: it is, where only the others can be divided over frames."""
+
+    def test_frames_that_only_the_others_divide(self):
+        assert [frames for frames in range(1, 62) if why_first_frame_whole(Grid(22, 40, frames), ToMAConfig())] == [
+            *(11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
+        ]
+
+    def test_says_why(self):
+        assert why_first_frame_whole(Grid(22, 40, 31), ToMAConfig()) == (
+            "31 frames cannot be divided into regions of about 4 frames, the other 30 can"
+        )
+        plan = MergePlan(Grid(22, 40, 31).without_first_frame, ToMAConfig(), batch_size=1)
+        assert plan.assign_regions.describe() == "100 tiles of 3×11×8"
+
+    @pytest.mark.parametrize(
+        ("frames", "region_frames", "is_left"),
+        [(31, 4, True), (7, 4, False), (7, 3, True), (7, 2, True), (5, 4, False), (5, 2, True), (3, 1, False)],
+    )
+    def test_counts_by_region_frames(self, frames, region_frames, is_left):
+        """Up to twice the frames that are asked for make one region: 5 or 7 where 4 are."""
+        grid, config = Grid(8, 8, frames), ToMAConfig(region_frames=region_frames)
+        assert (why_first_frame_whole(grid, config) is not None) == is_left
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"ratio": 0}, {"region": "stripe"}, {"region": "global"}, {"region_frames": 1}, {"min_tokens": 1950}],
+    )
+    def test_is_merged_where_nothing_would_be_gained(self, changes):
+        grid = Grid(8, 8, 31)
+        assert why_first_frame_whole(grid, ToMAConfig()) is not None
+        assert why_first_frame_whole(grid, ToMAConfig(**changes)) is None
+
+    @given(
+        st.builds(Grid, st.integers(1, 60), st.integers(1, 60), st.integers(1, 15).map(lambda n: 4 * n) | st.just(21)),
+        st.integers(2, 8),
+    )
+    def test_other_grids_are_as_before(self, grid, region_frames):
+        assert why_first_frame_whole(grid, ToMAConfig(region_frames=region_frames)) is None
+
+    @given(st.builds(Grid, st.integers(1, 60), st.integers(1, 60), st.integers(1, 60)), st.integers(1, 8))
+    def test_is_left_only_for_regions_over_frames(self, grid, region_frames):
+        config = ToMAConfig(region_frames=region_frames)
+        if why_first_frame_whole(grid, config) is not None:
+            asked = {"kind": "tile", "tokens": 256, "frames": region_frames}
+            assert Regions.divide(grid, **asked).depth == 1 < Regions.divide(grid.without_first_frame, **asked).depth

@@ -40,6 +40,7 @@ class CogVideoXAdapter(Adapter):
             conditioning=given["encoder_hidden_states"],
             timestep=given["timestep"],
             grids={"joint": grid_of_patches((frames, height, width), size)},
+            first_frame_apart=True,
             joint=given["image_rotary_emb"] is not None,
         )
 

@@ -18,4 +18,4 @@ def without_first_frame(grid: Grid) -> Grid:
     """The frames after the first, which is given, not generated. It must not merge with others, so it stays whole."""
     if grid.frames == 1:
         raise UsageError("a video of one frame that is given has nothing to merge: use remove_toma for it.")
-    return Grid(grid.height, grid.width, grid.frames - 1)
+    return grid.without_first_frame

@@ -47,6 +47,7 @@ class HunyuanVideoAdapter(Adapter):
             grids={"joint": grid, "single": grid},
             image_at=whole.num_tokens - grid.num_tokens,
             lengths={"joint": whole.num_tokens, "single": whole.num_tokens},
+            first_frame_apart=grid == whole,
             joint=True,
         )
 

@@ -36,6 +36,7 @@ class HunyuanVideo15Adapter(Adapter):
             conditioning=given["encoder_hidden_states"],
             timestep=given["timestep"],
             grids={"joint": grid_of_patches(sample.shape[-3:], size)},
+            first_frame_apart=True,
             text_tokens=sum(text.shape[1] for text in texts if text is not None),
             joint=True,
         )

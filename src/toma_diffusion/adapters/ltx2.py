@@ -79,6 +79,7 @@ class LTX2Adapter(Adapter):
             grids={"block": grid},
             image_at=whole.num_tokens - grid.num_tokens,
             lengths={"block": length, AUDIO: given[AUDIO].shape[1]},
+            first_frame_apart=not may_be_given,
         )
 
 

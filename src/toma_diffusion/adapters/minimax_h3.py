@@ -38,6 +38,7 @@ class MiniMaxH3Adapter(Adapter):
             timestep=given["timestep"],
             grids={"block": self._ids.grid(positions, sample.shape[1])},
             lengths={"block": positions.shape[0]},
+            first_frame_apart=True,
             dtype=model.transformer_blocks[0].norm1.weight.dtype,
             joint=True,
         )

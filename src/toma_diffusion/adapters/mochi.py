@@ -38,6 +38,7 @@ class MochiAdapter(Adapter):
             conditioning=given["encoder_hidden_states"],
             timestep=given["timestep"],
             grids={"joint": grid_of_patches(sample.shape[-3:], (1, patch, patch))},
+            first_frame_apart=True,
         )
 
 

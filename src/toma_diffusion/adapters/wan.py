@@ -46,6 +46,7 @@ class WanAdapter(Adapter):
             timestep=timestep,
             grids={"block": without_first_frame(whole) if may_be_given else whole},
             lengths={"block": whole.num_tokens},
+            first_frame_apart=not may_be_given,
         )
 
 

@@ -72,8 +72,8 @@ class ToMAConfig(Config):
 
     region_frames: int = 4
     """Requested frames of a region, for tiles in a video: with 256 tokens, 4 frames of 8×8. The nearest number that
-    divides the frames is taken: of 21 frames 3, of 31, a prime number, 1. 1 merges within each frame alone. Images have
-    one frame."""
+    divides the frames is taken: of 21 frames 3. If none does, as with 31, the first frame is left whole where the other
+    30 can be divided. 1 merges within each frame alone. Images have one frame."""
 
     frame_weight: float | None = None
     """How much nearness in time counts in a video: times the square of the distance in frames, measured in frames of a

@@ -2,8 +2,19 @@
 remembered from step to step."""
 
 from toma_diffusion.core.memory import Memory
-from toma_diffusion.core.plan import MergePlan, Plan, gather_rows, num_destinations
+from toma_diffusion.core.plan import MergePlan, Plan, gather_rows, num_destinations, why_first_frame_whole
 from toma_diffusion.core.regions import Grid, Regions
 from toma_diffusion.core.schedule import Action, Schedule
 
-__all__ = ["Action", "Grid", "Memory", "MergePlan", "Plan", "Regions", "Schedule", "gather_rows", "num_destinations"]
+__all__ = [
+    "Action",
+    "Grid",
+    "Memory",
+    "MergePlan",
+    "Plan",
+    "Regions",
+    "Schedule",
+    "gather_rows",
+    "num_destinations",
+    "why_first_frame_whole",
+]

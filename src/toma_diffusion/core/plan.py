@@ -11,7 +11,7 @@ from torch import Tensor
 
 from toma_diffusion.config import ToMAConfig
 from toma_diffusion.core.assignment import Assignment, HardAssignment, SliceAssignment, SoftAssignment
-from toma_diffusion.core.regions import Grid, Regions
+from toma_diffusion.core.regions import Grid, Regions, divides_frames
 from toma_diffusion.core.schedule import Action
 from toma_diffusion.ops import regional
 from toma_diffusion.ops.backend import choose_backend
@@ -77,8 +77,8 @@ class Plan(ABC):
         table with the batch in dimension 0 keeps its form: [B, ..., N, ...] -> [B, ..., D, ...].
         """
 
-    def place(self, tokens: Tensor, rows: Tensor, start: int = 0) -> Tensor:
-        """`tokens` with these rows in the places of the destinations, in a grid that begins at `start`."""
+    def place(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        """`tokens` with these rows in the places of the destinations."""
         raise NotImplementedError(f"{type(self).__name__} has no destinations.")
 
     @property
@@ -165,9 +165,7 @@ class MergePlan(Plan):
         self.joint = joint
         in_time = config.distance_weight if config.frame_weight is None else config.frame_weight
         self.nearness = Nearness(config.distance_weight, parts, in_time)
-        region = Regions.divide(
-            grid, config.region, tokens=config.region_tokens, count=config.num_regions, frames=config.region_frames
-        )
+        region = _divide(grid, config)
         self.regions = region if config.num_regions is not None else region.subdivide(config.selection_tokens)
         """In which destinations are selected."""
         self.assign_regions = region if config.assign == "local" else Regions.divide(grid, "global")
@@ -363,9 +361,9 @@ class MergePlan(Plan):
             raise RuntimeError("this plan has no destinations yet: call update(tokens, Action.SELECT) first.")
         return gather_rows(table, dim, self.positions[0] if self.joint else self.positions)
 
-    def place(self, tokens: Tensor, rows: Tensor, start: int = 0) -> Tensor:
-        """`tokens` with these rows in the places of the destinations, in a grid that begins at `start`."""
-        index = (self.positions + start)[:, :, None].expand(-1, -1, tokens.shape[2])
+    def place(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        """`tokens` with these rows in the places of the destinations."""
+        index = self.positions[:, :, None].expand(-1, -1, tokens.shape[2])
         return tokens.scatter(1, index, rows.to(tokens.dtype))
 
     def _choose(self, tokens: Tensor) -> Tensor:
@@ -412,6 +410,27 @@ class MergePlan(Plan):
 
     def _tokens_text(self) -> str:
         return f"the {self.grid.num_tokens} tokens of a {self.grid.describe()} grid"
+
+
+def why_first_frame_whole(grid: Grid, config: ToMAConfig) -> str | None:
+    """Why the first frame of a grid is better left whole: the others can be divided over frames then. None if not.
+
+    For videos whose first frame differs from the others anyway. A number of frames that can be divided stays as it is.
+    """
+    frames, asked = grid.frames, config.region_frames
+    if not config.ratio or config.region != "tile" or frames == 1 or divides_frames(frames, asked):
+        return None
+    others = grid.without_first_frame
+    if others.num_tokens < config.min_tokens or _divide(others, config).depth == 1:
+        return None
+    return f"{frames} frames cannot be divided into regions of about {asked} frames, the other {frames - 1} can"
+
+
+def _divide(grid: Grid, config: ToMAConfig) -> Regions:
+    """The regions in which tokens merge."""
+    return Regions.divide(
+        grid, config.region, tokens=config.region_tokens, count=config.num_regions, frames=config.region_frames
+    )
 
 
 def gather_rows(table: Tensor, dim: int, rows: Tensor) -> Tensor:

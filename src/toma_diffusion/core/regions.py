@@ -31,6 +31,11 @@ class Grid:
         """N = frames · height · width."""
         return self.frames * self.height * self.width
 
+    @property
+    def without_first_frame(self) -> Grid:
+        """The frames after the first."""
+        return Grid(self.height, self.width, self.frames - 1)
+
     def describe(self) -> str:
         """The grid as text: `64×64`, or `21×30×52` with frames."""
         return f"{self.frames}×{self.height}×{self.width}" if self.frames > 1 else f"{self.height}×{self.width}"
@@ -171,7 +176,7 @@ def _nearest_shape(layout: Grid, depth: float, height: float, width: float) -> t
     Nearness is measured in ratios (twice too tall is as far as half as tall). The volume counts double, because it sets
     both the cost and how far a token may lie from its destination: without it the prime grid 31×17 asked for 64 tiles
     gets regions of one token, and nothing could merge. A single token is never taken unless the grid has no more. Nor
-    are more than twice the frames that were asked for: a number of frames that is prime is not divided at all.
+    are more than twice the frames that were asked for: a larger number of frames that is prime is not divided at all.
     """
 
     def distance(shape: tuple[int, int, int]) -> float:
@@ -179,10 +184,19 @@ def _nearest_shape(layout: Grid, depth: float, height: float, width: float) -> t
         return abs(longer) + abs(taller) + abs(wider) + 2 * abs(longer + taller + wider)
 
     wanted = (depth, height, width)
-    shapes = product(_divisors(layout.frames), _divisors(layout.height), _divisors(layout.width))
+    shapes = product(_depths(layout.frames, depth), _divisors(layout.height), _divisors(layout.width))
     smallest = min(2, layout.num_tokens)
-    allowed = [shape for shape in shapes if math.prod(shape) >= smallest and (shape[0] <= 2 * depth or shape[0] == 1)]
+    allowed = [shape for shape in shapes if math.prod(shape) >= smallest]
     return min(allowed or [(layout.frames, layout.height, layout.width)], key=distance)
+
+
+def divides_frames(frames: int, asked: float) -> bool:
+    """Whether so many frames can be divided into regions of about the frames asked for, and of more than one."""
+    return _depths(frames, asked) != [1]
+
+
+def _depths(frames: int, asked: float) -> list[int]:
+    return [depth for depth in _divisors(frames) if depth <= 2 * asked or depth == 1]
 
 
 def _divisors(number: int) -> list[int]:

@@ -275,7 +275,7 @@ class LeaveBlock(Hook):
 
     Unmerging the change, not the result, keeps the full detail of what the blocks do not change. If a change C is
     remembered and to be corrected, it returns X + C + U(blocks(M X) − M X − M C); or X + C, where C has the new change
-    in the rows of the destinations.
+    in the rows of the destinations, and of all that is not merged.
     """
 
     before = False
@@ -313,9 +313,8 @@ class LeaveBlock(Hook):
             raise RuntimeError(f"nothing is remembered of {part.name}.")
         remembered = memory.recall()[0]
         if self.only_destinations:
-            start = self.site.image_start(remembered.shape[1], plan)
-            new = change.narrow(1, self.site.image_start(change.shape[1], plan, merged=True), plan.num_destinations)
-            return plan.place(remembered, new, start)
+            image, start = self.site.image(plan, remembered), self.site.image_start(change.shape[1], plan, merged=True)
+            return _replace(change, 1, start, plan.num_destinations, lambda rows: plan.place(image, rows))
         return self.site.unmerge_onto(remembered, plan, change - self.site.merge(plan, remembered))
 
 
@@ -366,7 +365,9 @@ def _replace(tensor: Tensor, dim: int, start: int, length: int, change: Callable
     if start == 0 and end == tensor.shape[dim]:
         return change(tensor)
     changed = change(tensor.narrow(dim, start, length))
-    if dim > 0 and tensor.shape[0] == 1:  # a table for all samples, of which each has rows of its own now
+    if changed.ndim > tensor.ndim:  # a table for all samples, of which each has rows of its own now
+        tensor, dim = tensor.expand(changed.shape[0], *tensor.shape), dim + 1
+    elif dim > 0 and tensor.shape[0] == 1:  # the same, with a dimension for samples
         tensor = tensor.expand(changed.shape[0], *tensor.shape[1:])
     before, after = tensor.narrow(dim, 0, start), tensor.narrow(dim, end, tensor.shape[dim] - end)
     return torch.cat([before, changed, after], dim=dim)

@@ -41,6 +41,9 @@ class Call:
     lengths: dict[str, int] = field(default_factory=dict)
     """The length of the sequence that goes through the blocks of a kind, if there is more in it than the image and
     what `image_at` says."""
+    first_frame_apart: bool = False
+    """Whether the first frame of the grid, which all kinds share, stands for fewer pictures than others do, as with a
+    causal autoencoder. It is left whole where only the other frames can be divided into regions over several."""
     text_tokens: int | None = None
     """Length of the text stream, if it is not that of `conditioning`."""
     batch: int | None = None
@@ -138,6 +141,8 @@ class MergeState:
     """What the method does, in lines for `summary()`."""
     reuse_description: tuple[str, ...] = ()
     """What is reused over time, in lines for `summary()`."""
+    why_first_frame_whole: Callable[[Grid], str | None] | None = None
+    """For calls with `first_frame_apart`: why the method leaves the first frame of that grid whole, if it does."""
     notes: set[str] = field(default_factory=set)
     """What calls had to do differently from the configuration, for `summary()`."""
     guidance: str = ""
@@ -227,7 +232,6 @@ class MergeState:
         action = self.schedule.action(tick.step, tick.num_steps) if self.enabled else None
         action = self._remember(call, tick, action)
         self.active, self.action = action is not None, action or Action.REUSE
-        self.image_at = call.image_at
         self.block_by_block = self.config.scope == "stage" and call.block_by_block is not None
         if self.block_by_block:
             self.notes.add(f"stages were merged block by block: {call.block_by_block}")
@@ -239,8 +243,9 @@ class MergeState:
         self._last_tick = tick
         if self.active:
             parts, ordinal = self._sharing(call, tick)
+            grids, self.image_at = self._merged_part(call)
             for slot in self.slots:
-                slot.key, slot.plan = self._plan(slot, call, ordinal, parts)
+                slot.key, slot.plan = self._plan(slot, call, grids[slot.kind], ordinal, parts)
                 slot.awaits_tokens = True
                 slot.plan.begin_call()
             if ordinal < tick.ordinal and all(slot.key in self._updated for slot in self.slots):
@@ -386,8 +391,21 @@ class MergeState:
         self.steps.reset()
         self.forget_choices()
 
-    def _plan(self, slot: Slot, call: Call, ordinal: int, parts: int) -> tuple[PlanKey, Plan]:
-        sample, grid = call.sample, call.grids[slot.kind]
+    def _merged_part(self, call: Call) -> tuple[dict[str, Grid], int | None]:
+        """The grids that are merged, and where they begin: those of the call, perhaps without their first frame."""
+        if not call.first_frame_apart or self.why_first_frame_whole is None:
+            return call.grids, call.image_at
+        grid = next(iter(call.grids.values()))
+        reason = self.why_first_frame_whole(grid)
+        if reason is None:
+            return call.grids, call.image_at
+        self.notes.add(f"the first of {grid.frames} frames was left whole: {reason}")
+        rest = grid.without_first_frame
+        begins = None if call.image_at is None else call.image_at + grid.num_tokens - rest.num_tokens
+        return dict.fromkeys(call.grids, rest), begins
+
+    def _plan(self, slot: Slot, call: Call, grid: Grid, ordinal: int, parts: int) -> tuple[PlanKey, Plan]:
+        sample = call.sample
         key = (slot.name, ordinal, grid, call.batch_size, parts, call.token_dtype, sample.device, call.joint)
         if key not in self._plans:
             shared = {}

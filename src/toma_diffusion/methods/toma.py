@@ -7,7 +7,7 @@ from itertools import groupby
 
 from toma_diffusion.adapters import Block, Site, SiteSpec
 from toma_diffusion.config import SITES, ToMAConfig
-from toma_diffusion.core import MergePlan
+from toma_diffusion.core import MergePlan, why_first_frame_whole
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.handle import Placement
 from toma_diffusion.hooks.reuse import Part
@@ -37,6 +37,7 @@ class ToMA(Method[ToMAConfig]):
                 f"size_aware_attention=True is not possible here: the attention of {without[0]} takes no bias. "
                 "Leave it out for this model."
             )
+        state.why_first_frame_whole = partial(why_first_frame_whole, config=config)
         around = _around_modules if config.scope == "module" else _around_blocks
         return around(config, blocks, reasons, state)
 
