@@ -92,7 +92,7 @@ def lasting(output: Path) -> list[dict[str, str]]:
 
 def run(command: list[str]) -> subprocess.Popen:
     environment = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, env=environment)  # pytest shows what it prints if a test fails
 
 
 def wait_for(process: subprocess.Popen, output: Path, pattern: str, count: int) -> None:
