@@ -8,14 +8,14 @@ import io
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from toma_diffusion.api import find_denoiser
+from toma_diffusion.api import find_denoisers
 from toma_diffusion.config.checks import check_integer, check_number
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.shortcuts.base import Shortcut, check_known, forwards_restored
@@ -73,10 +73,12 @@ class BlockCache(Shortcut):
 
     @contextmanager
     def applied(self, pipe: Any, steps: int) -> Iterator[None]:
-        """Switch the cache on, and off again."""
-        model: Any = find_denoiser(pipe)
-        self.check(model)
-        with self._enabled(model, self._arguments(model, steps)):
+        """Switch the cache on, and off again. Several denoisers have one each."""
+        models: list[Any] = find_denoisers(pipe)
+        self.check_turns(models)
+        with ExitStack() as stack:
+            for model in models:
+                stack.enter_context(self._enabled(model, self._arguments(model, steps)))
             yield
 
     @abstractmethod
@@ -145,6 +147,7 @@ class MagCache(BlockCache):
 
     name = "magcache"
     knob = "threshold"
+    counts_all_steps = True
     config_class = "MagCacheConfig"
     checks: ClassVar[Mapping[str, Check]] = {
         "threshold": _not_negative,
@@ -162,8 +165,9 @@ class MagCache(BlockCache):
 
     def fitted(self, pipe: Any, generate: Callable[[], object], steps: int) -> MagCache:
         """Let diffusers calibrate it. The only way to its result is what it prints."""
-        model: Any = find_denoiser(pipe)
-        self.check(model)
+        models: list[Any] = find_denoisers(pipe)
+        self.check_turns(models)
+        model = models[0]
         printed = io.StringIO()
         with self._enabled(model, {"calibrate": True, "num_inference_steps": steps}), redirect_stdout(printed):
             generate()
