@@ -161,7 +161,12 @@ class TestUse:
         config = whole[0] / "tuned.json"
         for path, more, model, message in (
             ("a.mp4", ("--steps", 9), None, "was found for 4 steps, not for 9"),
-            ("a.png", (), str(pipeline_folder()), "was found for clips, and a StableDiffusionPipeline generates images"),
+            (
+                "a.png",
+                (),
+                str(pipeline_folder()),
+                "was found for clips, and a StableDiffusionPipeline generates images",
+            ),
         ):
             refused = self.generate(config, tmp_path / path, *more, model=model)
             assert (refused.exit_code, message in refused.output) == (2, True), refused.output

@@ -59,6 +59,8 @@ LARGE = (
     *("toma-late+steps:70%@0.5", "balanced+steps:70%", "faster+steps:80%"),
     *("deepcache:interval=2+steps:80%", "first-block-cache:threshold=0.1+steps:80%"),
 )
+OF_CLIPS = ("taylorseer:cache_interval=3;use_lite_mode=True",)
+"""Of clips, in addition: most video models cannot have the other TaylorSeer."""
 WITHIN_FRAMES = {
     "small": ("toma-stage:region_frames=1@0.5",),
     "medium": ("toma-stage:region_frames=1@0.5", "toma-late:region_frames=1@0.5", "toma-stage:region_frames=1@0.25"),
@@ -104,7 +106,8 @@ def texts_of(budget: str, sensitivity: SensitivityMap | None, grid: Grid | None 
         grid: of the tokens of a clip, if it is one.
     """
     within_frames = WITHIN_FRAMES[budget] if merges_over_frames(grid) else ()
-    return [*from_map(sensitivity), *CANDIDATES[budget], *within_frames]
+    of_clips = () if grid is None else (*OF_CLIPS, *within_frames)
+    return [*from_map(sensitivity), *CANDIDATES[budget], *of_clips]
 
 
 def merges_over_frames(grid: Grid | None) -> bool:

@@ -39,6 +39,8 @@ from toma_diffusion.pipelines.generation import ImageRequest
 ERROR = 0.02
 """The error, as a share of what a block changes. Small enough that doubling it doubles its effect, and large enough to
 be seen in half precision."""
+FEWEST_STEPS = 2
+"""That all pipelines take: Mochi does not take one."""
 SMOOTH = 4
 """Random values along each side of the image, and over the frames of a clip."""
 
@@ -167,10 +169,10 @@ class Prober:
 
     @property
     def grid(self) -> Grid | None:
-        """That of the tokens; None if they are not known. Takes one step if nothing was generated yet."""
+        """That of the tokens; None if they are not known. Takes a few steps if nothing was generated yet."""
         if self._call is None and self._adapter is not None:
             with self._remembering():
-                self._generate(replace(self.request, steps=1))
+                self._generate(replace(self.request, steps=FEWEST_STEPS))
         return next(iter(self._call.grids.values())) if self._call is not None else None
 
     def growth(self, group: Sequence[int], step: int) -> float:

@@ -24,6 +24,8 @@ Check = Callable[[str, Any], object]
 Self = TypeVar("Self", bound="BlockCache")
 PRINTED_RATIOS = re.compile(r"^\[[-+.,\de ]+\]$", re.MULTILINE)
 """The list that diffusers prints at the end of a calibration."""
+ATTENTION_OF_TAYLORSEER = re.compile(r"((single_|temporal_)?transformer_)?blocks.*attn")
+"""What diffusers looks for: not attn1 and attn2, which Wan has."""
 
 
 def _at_least(minimum: int) -> Check:
@@ -136,6 +138,16 @@ class TaylorSeer(BlockCache):
     def skipped_step(self) -> str:
         """In lite mode no block is computed, one fewer than by the first-block cache."""
         return FirstBlockCache.name if self.settings.get("use_lite_mode") else self.name
+
+    def check(self, model: nn.Module) -> None:
+        """Diffusers finds attention by its name, and says nothing if it finds none."""
+        super().check(model)
+        is_found = any(ATTENTION_OF_TAYLORSEER.fullmatch(name) for name, _ in model.named_modules())
+        if not self.settings.get("use_lite_mode") and not is_found:
+            raise UsageError(
+                f"{self.text!r} would do nothing in a {type(model).__name__}: diffusers finds no attention in it by "
+                "name. Add use_lite_mode=True, which extrapolates the whole output."
+            )
 
     def _arguments(self, model: Any, steps: int) -> dict[str, Any]:
         return {"taylor_factors_dtype": model.dtype} | self.settings
