@@ -70,8 +70,8 @@ class TestAnswer:
         assert tuned.measured["flicker"] > 0
 
     def test_the_time_is_estimated_at_the_start_and_the_budget_is_said(self, first, whole):
-        """9 cells of the map, 4 candidates on a clip, 3 on another one, and every second time the original."""
-        assert "Estimate: about 15 clips, of 4 steps and " in first[1]
+        """9 cells of the map, 3 candidates on two clips each, and every second time the original."""
+        assert "Estimate: about 14 clips, of 4 steps and " in first[1]
         assert "the search measures up to 1 of each candidate, and up to 3 finalists on 1 more" in first[1]
         assert "Estimate" not in whole[1]  # nothing was left to measure
 

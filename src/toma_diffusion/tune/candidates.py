@@ -73,6 +73,8 @@ WITHIN_FRAMES = {
 CANDIDATES = {"small": SMALL, "medium": MEDIUM, "large": LARGE}
 DEFAULT_RATIO = 0.5
 """Of a method without an @."""
+MADE_FROM_MAP = 5
+"""Candidates that `from_map` makes."""
 LEFT_WHOLE = 0.25
 """The share of the blocks that candidates made from the map leave as they are."""
 
@@ -108,6 +110,13 @@ def texts_of(budget: str, sensitivity: SensitivityMap | None, grid: Grid | None 
     within_frames = WITHIN_FRAMES[budget] if merges_over_frames(grid) else ()
     of_clips = () if grid is None else (*OF_CLIPS, *within_frames)
     return [*from_map(sensitivity), *CANDIDATES[budget], *of_clips]
+
+
+def count_expected(pipe_or_model: Any, methods: Sequence[str], budget: str, steps: int, *, clips: bool) -> int:
+    """How many candidates there will be, about, before there is a map."""
+    of_clips = (*OF_CLIPS, *WITHIN_FRAMES[budget]) if clips else ()
+    possible = open_candidates(pipe_or_model, methods or (*CANDIDATES[budget], *of_clips), steps).variants
+    return len(possible) + (0 if methods else MADE_FROM_MAP)
 
 
 def merges_over_frames(grid: Grid | None) -> bool:

@@ -13,7 +13,7 @@ from toma_diffusion.evaluation.plan import Item, Variant
 from toma_diffusion.evaluation.run import shares
 from toma_diffusion.metrics import MetricSet
 from toma_diffusion.pipelines.generation import reports_steps
-from toma_diffusion.tune.candidates import CANDIDATES, Candidates, merges_over_frames, open_candidates, texts_of
+from toma_diffusion.tune.candidates import Candidates, count_expected, merges_over_frames, open_candidates, texts_of
 from toma_diffusion.tune.folder import TuneFolder
 from toma_diffusion.tune.goal import Figures, Goal
 from toma_diffusion.tune.measure import ORIGINAL, Meter, turns_of
@@ -102,7 +102,8 @@ class _Work:
         steps = sampled_steps(plan.steps, size.map_steps)
         cells = [(index, step) for step in steps for index in range(len(groups))]
         (share,) = shares(self.state, [[cell for cell in cells if self.folder.growth(*cell) is None]])
-        later = measurements_left(size, len(plan.methods or CANDIDATES[plan.budget]), 0)
+        expected = count_expected(self.meter.pipe, plan.methods, plan.budget, plan.steps, clips=plan.clips)
+        later = measurements_left(size, expected, 0)
         with self.bar.stage("map of sensitivity", MAP_CELL * len(share), later) as advance:
             if share:
                 self._announce(prober.original()[1])
