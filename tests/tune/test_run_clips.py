@@ -50,7 +50,9 @@ def titles(candidates):
 
 
 def test_merging_inside_frames_against_boxes(work):
-    found = work(clip_pipeline(), 9).candidates(None)
+    searching = work(clip_pipeline(), 9)
+    found = searching.candidates(None)
+    assert searching.prober._outputs == []  # nothing is remembered while candidates are measured
     assert {"toma-stage 0.5", "toma-stage 0.5, region_frames=1"} <= titles(found)
     assert not any("region_frames" in reason for reason in found.left_out)
 

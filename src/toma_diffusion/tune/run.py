@@ -125,6 +125,7 @@ class _Work:
             found = open_candidates(self.meter.pipe, texts, plan.steps)
             reasons = self._not_made(sensitivity, grid)
             replace(found, left_out=(*found.left_out, *reasons)).write(self.folder)
+        self.prober.forget()
         self.state.wait_for_everyone()
         written = Candidates.read(self.folder)
         assert written is not None

@@ -202,6 +202,10 @@ class Prober:
             self._seconds = perf_counter() - started
         return self._latents, self._seconds
 
+    def forget(self) -> None:
+        """Free what is remembered: of a long clip it may be a gigabyte."""
+        self._outputs, self._latents = [], None
+
     def _generate(self, request: ImageRequest) -> Tensor:
         self._step = 0
         return latents_of(self.pipe, request, self._next_step)
