@@ -9,7 +9,7 @@ from tiny_text import text_pipeline
 
 from toma_diffusion import ToMAConfig, ToMeSDConfig, UsageError, apply_toma
 from toma_diffusion.pipelines.generation import ImageRequest, generate_latents
-from toma_diffusion.tuned import Tuned
+from toma_diffusion.tuned import ClipSize, Tuned
 
 CONFIG = ToMAConfig(ratio=0.5, num_regions=4)
 FEWER = {"name": "steps", "settings": {"steps": 3}}
@@ -38,6 +38,19 @@ def test_it_is_read_as_it_was_written(written):
     path = written(ToMeSDConfig(ratio=0.25), [FEWER], "tomesd")
     assert Tuned.read(path) == Tuned("UNet2DConditionModel", 4, "tomesd", ToMeSDConfig(ratio=0.25), (FEWER,), {})
     assert json.loads(path.read_text())["format"] == 1
+    assert "clip" not in json.loads(path.read_text())
+
+
+def test_that_of_clips_says_so(pipe, tmp_path):
+    path = tmp_path / "tuned.json"
+    tuned = Tuned("WanTransformer3DModel", 4, "toma", CONFIG, clip=ClipSize(81, 832, 480))
+    tuned.write(path)
+    assert json.loads(path.read_text())["clip"] == {"frames": 81, "width": 832, "height": 480}
+    assert Tuned.read(path) == tuned
+    with pytest.raises(UsageError, match="found for clips, and a StableDiffusionPipeline generates images"):
+        tuned.check_thing(pipe, makes_clips=False)
+    with pytest.raises(UsageError, match="found for images, and a StableDiffusionPipeline generates clips"):
+        Tuned("UNet2DConditionModel", 4, "toma", CONFIG).check_thing(pipe, makes_clips=True)
 
 
 def test_it_does_what_its_configuration_does(pipe, written):

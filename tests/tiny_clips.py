@@ -1,4 +1,5 @@
-"""Clips without a model; and tiny pipelines of Wan, text to video and image to video, complete, as folders."""
+"""Clips without a model; and tiny pipelines of Wan, text to video, image to video, and with two denoisers, complete, as
+folders."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def moving(frames: int = 6, size: tuple[int, int] = (33, 24), color: tuple[int, 
 
 
 def clip_folder(kind: str = "text") -> Path:
-    """The folder of a pipeline that begins with a `text` or an `image`."""
+    """The folder of a pipeline that begins with a `text` or an `image`; of `two`, like Wan 2.2."""
     return _written(kind)
 
 
@@ -70,6 +71,9 @@ def clip_pipeline(kind: str = "text") -> DiffusionPipeline:
         }
         if kind == "text":
             pipe = WanPipeline(**parts, transformer=_transformer(LATENTS))
+        elif kind == "two":  # of 4 steps, the first two have more noise
+            experts = {"transformer": _transformer(LATENTS), "transformer_2": _transformer(LATENTS)}
+            pipe = WanPipeline(**parts, **experts, boundary_ratio=0.875)
         else:  # noise, the image's latents, and a mask of the four frames of a latent one
             pipe = WanImageToVideoPipeline(
                 **parts, transformer=_transformer(2 * LATENTS + 4), image_encoder=None, image_processor=None

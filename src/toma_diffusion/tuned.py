@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,19 @@ FEWER_STEPS = "steps"
 
 
 @dataclass(frozen=True)
+class ClipSize:
+    """The clips that a setting was measured on. None: the default of the pipeline."""
+
+    frames: int | None
+    width: int | None
+    """In pixels, like `height`."""
+    height: int | None
+
+    def __str__(self) -> str:
+        return f"{self.frames} frames of {self.width}×{self.height}"
+
+
+@dataclass(frozen=True)
 class Tuned:
     """A setting, what it is for, and what was measured of it."""
 
@@ -36,6 +49,8 @@ class Tuned:
     shortcuts: tuple[Mapping[str, Any], ...] = ()
     """Fewer steps and caches, by name and settings."""
     measured: Mapping[str, Any] = field(default_factory=dict)
+    clip: ClipSize | None = None
+    """None: it was found for images."""
 
     @property
     def steps_left(self) -> int:
@@ -70,6 +85,7 @@ class Tuned:
                 None if config is None else config_class(method).from_dict(config),
                 tuple(values["shortcuts"]),
                 values["measured"],
+                ClipSize(**values["clip"]) if "clip" in values else None,
             )
         except (LookupError, TypeError) as error:
             raise UsageError(f"{str(path)!r} is not complete ({error!r}): run `toma tune` again.") from error
@@ -84,7 +100,7 @@ class Tuned:
             "config": None if self.config is None else self.config.to_dict(),
             "shortcuts": [dict(each) for each in self.shortcuts],
             "measured": dict(self.measured),
-        }
+        } | ({} if self.clip is None else {"clip": asdict(self.clip)})
         with replacing(path) as file:
             file.write(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
@@ -94,6 +110,15 @@ class Tuned:
             raise UsageError(
                 f"the setting was found for a {self.model_class}, this model is a {type(model).__name__}: run "
                 "`toma tune` on this one."
+            )
+
+    def check_thing(self, pipe: Any, *, makes_clips: bool) -> None:
+        """Raise if it was found for images and the pipeline makes clips, or the other way round."""
+        if makes_clips != (self.clip is not None):
+            made, found = ("clips", "images") if makes_clips else ("images", "clips")
+            raise UsageError(
+                f"the setting was found for {found}, and a {type(pipe).__name__} generates {made}: run `toma tune` on "
+                "this pipeline."
             )
 
     def check_steps(self, steps: int) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,8 @@ def set_speeds(folder: TuneFolder, speeds: dict[str, float]) -> None:
         for item in (*folder.plan.items, *folder.plan.final_items):
             found = folder.measurement(result.variant, item)
             if found is not None:
-                speed = speeds[result.variant.title]
-                folder.write_measurement(
-                    result.variant, item, Measurement(1.0, speed, found.psnr, found.lpips, found.failure)
-                )
+                timed = replace(found, seconds=1.0, original_seconds=speeds[result.variant.title])
+                folder.write_measurement(result.variant, item, timed)
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +262,7 @@ def test_killed_twice_and_resumed(whole, command, tmp_path):
     output = tmp_path / "run"
     arguments = command(output, "--min-psnr", "5")
     for pattern, count in (("map/*.json", 3), ("measured/*/*.json", 4)):
-        _kill_when(arguments, output, pattern, count)
+        kill_when(arguments, output, pattern, count)
     before = files(output)
     assert invoke(arguments).exit_code in (0, 1)
     assert {path: when for path, when in files(output).items() if path in before} == before
@@ -281,7 +280,7 @@ def test_killed_twice_and_resumed(whole, command, tmp_path):
     assert (one.method, one.shortcuts, one.measured["speed_up"]) == (other.method, other.shortcuts, 2.0)
 
 
-def _kill_when(arguments: list[str], output: Path, pattern: str, count: int) -> None:
+def kill_when(arguments: list[str], output: Path, pattern: str, count: int) -> None:
     """Start the command and kill it as soon as there are so many files."""
     environment = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -6,12 +6,14 @@ import sys
 import pytest
 import torch
 from tiny import flux_transformer, sd15_unet
+from tiny_clips import FRAMES, SIZE, clip_pipeline
 from tiny_pipelines import denoiser, flux_pipeline, run, sd15_pipeline, sdxl_pipeline
 
 from toma_diffusion import UsageError, apply_toma
 from toma_diffusion.experiments.shortcuts import SHORTCUTS, parse_shortcut, shortcut_from_dict
 from toma_diffusion.experiments.shortcuts.block_caches import FirstBlockCache
 from toma_diffusion.experiments.shortcuts.skipped import SkippedSteps
+from toma_diffusion.pipelines.clips import ClipRequest, latents_of
 
 STEPS = 8
 OF_TRANSFORMERS = (
@@ -142,3 +144,37 @@ class TestMistakes:
         monkeypatch.setitem(sys.modules, "DeepCache", None)
         with pytest.raises(UsageError, match=r"needs the package DeepCache. Install it: .*toma-diffusion\[compare\]"):
             parse_shortcut("deepcache").check(sd15_unet())
+
+
+class TestTwoDenoisers:
+    """As in Wan 2.2: the second takes over in the middle of a generation."""
+
+    @pytest.mark.parametrize(
+        "text", ["first-block-cache:threshold=10", "taylorseer:cache_interval=3;use_lite_mode=True"]
+    )
+    def test_a_cache_skips_in_both(self, text):
+        pipe, cache = clip_pipeline("two"), parse_shortcut(text)
+        request = ClipRequest("a red apple", steps=20, width=SIZE[0], height=SIZE[1], frames=FRAMES)
+        whole = latents_of(pipe, request)
+        with (
+            SkippedSteps(pipe.transformer) as first,
+            SkippedSteps(pipe.transformer_2) as second,
+            cache.applied(pipe, request.steps),
+        ):
+            latents_of(pipe, request)
+        assert 0 < first.share < 1
+        assert 0 < second.share < 1
+        assert torch.equal(latents_of(pipe, request), whole)
+
+    def test_one_that_counts_all_steps_is_refused(self):
+        pipe, cache = clip_pipeline("two"), parse_shortcut("magcache:threshold=0.1")
+        with pytest.raises(UsageError, match="cannot be used with 2 denoisers that take turns"):
+            cache.fitted(pipe, lambda: None, STEPS)
+
+
+def test_taylorseer_is_refused_where_diffusers_would_do_nothing():
+    model = clip_pipeline().transformer
+    with pytest.raises(UsageError, match=r"would do nothing in a WanTransformer3DModel.*Add use_lite_mode=True"):
+        parse_shortcut("taylorseer:cache_interval=3").check(model)
+    parse_shortcut("taylorseer:cache_interval=3;use_lite_mode=True").check(model)
+    parse_shortcut("taylorseer:cache_interval=3").check(flux_transformer())

@@ -2,9 +2,10 @@
 
 import pytest
 from tiny import flux_transformer, sdxl_unet
+from tiny_clips import clip_pipeline
 
-from toma_diffusion import UsageError
-from toma_diffusion.tune.candidates import CANDIDATES, open_candidates
+from toma_diffusion import Grid, UsageError
+from toma_diffusion.tune.candidates import CANDIDATES, WITHIN_FRAMES, merges_over_frames, open_candidates, texts_of
 
 
 def test_percentages_are_shares_of_the_steps():
@@ -40,3 +41,29 @@ def test_every_kind_of_model_has_merging_caches_and_fewer_steps(budget):
         assert any(each.config is not None for each in found)
         assert any(each.name == "steps" for each in found)
         assert any(each.name in ("deepcache", "first-block-cache") for each in found)
+
+
+class TestClips:
+    def test_merging_inside_frames_is_tried_where_boxes_go_over_several(self):
+        assert merges_over_frames(Grid(30, 52, 21))
+        assert not merges_over_frames(Grid(30, 52, 31))  # a prime number of frames: all merge inside their frame
+        within = "toma-stage:region_frames=1@0.5"
+        assert within in texts_of("small", None, Grid(30, 52, 21))
+        assert within not in texts_of("small", None, Grid(30, 52, 31))
+        assert within not in texts_of("small", None)
+
+    @pytest.mark.parametrize("budget", CANDIDATES)
+    def test_all_that_is_for_clips_is_possible(self, budget):
+        pipe = clip_pipeline()
+        found = open_candidates(pipe, WITHIN_FRAMES[budget], 20)
+        assert (len(found.variants), found.left_out) == (len(WITHIN_FRAMES[budget]), ())
+        titles = {each.title for each in open_candidates(pipe, texts_of(budget, None, Grid(30, 52, 21)), 20).variants}
+        assert {"toma-stage 0.5", "toma-stage 0.5, region_frames=1", "reuse, period=2", "14 steps"} <= titles
+        assert any(title.startswith("first-block-cache") for title in titles)
+
+    def test_a_cache_that_counts_all_steps_is_not_for_two_denoisers(self):
+        texts = ["magcache:threshold=0.06", "taylorseer:cache_interval=3;use_lite_mode=True"]
+        assert len(open_candidates(clip_pipeline(), texts, 20).variants) == 2
+        found = open_candidates(clip_pipeline("two"), texts, 20)
+        assert [each.name for each in found.variants] == ["taylorseer"]
+        assert "cannot be used with 2 denoisers that take turns" in found.left_out[0]

@@ -8,7 +8,7 @@ from tiny_text import text_pipeline
 from toma_diffusion import Grid
 from toma_diffusion.pipelines.checkpoints import load_pipeline
 from toma_diffusion.pipelines.generation import ImageRequest, generate_latents
-from toma_diffusion.tune.candidates import from_map
+from toma_diffusion.tune.candidates import MADE_FROM_MAP, from_map
 from toma_diffusion.tune.sensitivity import Prober, SensitivityMap, groups_of, sampled_steps, smooth_noise
 
 REQUEST = ImageRequest("a red apple", steps=4)
@@ -95,6 +95,7 @@ class TestCandidates:
             "reuse:period=2;part=deep;start=0.65",
         ]
         assert from_map(None) == []
+        assert len(from_map(MAP)) == MADE_FROM_MAP
 
     def test_a_map_goes_through_json(self):
         assert SensitivityMap.from_dict(MAP.to_dict()) == MAP

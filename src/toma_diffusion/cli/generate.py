@@ -105,11 +105,10 @@ def generate(
         **_versions(),
     }
     if tuned is not None:
-        if makes_clips(pipe):
-            raise UsageError(f"--config {str(config)!r} is for images: leave it out with a {type(pipe).__name__}.")
+        tuned.check_thing(pipe, makes_clips=makes_clips(pipe))
         check_writable(path)
-        made, noted = generate_tuned(tuned, pipe, request, console, _generate, compare=compare)
-        _write(console, {path: (made, about | noted)})
+        files = generate_tuned(tuned, pipe, request, console, _generate, path, compare=compare)
+        _write(console, {each: (made, about | noted) for each, (made, noted) in files.items()})
         return
     handle = (
         apply_toma(pipe, **changes)
@@ -138,13 +137,10 @@ def generate(
         psnr = generated.psnr_of(made, original, prompt)
         console.print(f"{original_seconds:.2f} s as it is", highlight=False)
         result = f"{seconds:.2f} s, {original_seconds / seconds:.2f}× as fast, PSNR {psnr:.1f} dB"
-        compared = settings | {"original_seconds": round(original_seconds, 3), "psnr": f"{psnr:.3f}"}
+        both = settings | {"original_seconds": round(original_seconds, 3), "psnr": f"{psnr:.3f}"}
         captions = [f"original: {original_seconds:.2f} s", f"{_title(summary)}: {result}"]
-        files = {path: (generated.side_by_side(original, made, captions), compared)}
-        if makes_clips(pipe):
-            of_original = settings | {"method": None, "config": None, "seconds": round(original_seconds, 3)}
-            files[path.with_stem(f"{path.stem}-original")] = (original, of_original)
-            files[path.with_stem(f"{path.stem}-accelerated")] = (made, settings)
+        of_original = settings | {"method": None, "config": None, "seconds": round(original_seconds, 3)}
+        files = generated.compared(path, (original, of_original), (made, settings), captions, both)
     else:
         result = f"{seconds:.2f} s"
     console.print(f"{result} with {_title(summary)}", highlight=False)

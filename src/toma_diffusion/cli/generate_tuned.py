@@ -1,21 +1,22 @@
-"""`toma generate --config tuned.json`: one image with a setting that `toma tune` found."""
+"""`toma generate --config tuned.json`: one image or clip with a setting that `toma tune` found."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toma_diffusion.errors import UsageError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from rich.console import Console
 
+    from toma_diffusion.cli.generated import Generated
     from toma_diffusion.pipelines.generation import ImageRequest
     from toma_diffusion.tuned import Tuned
 
-Generate = Callable[[Any, "ImageRequest", "Console", str], "tuple[Image, float]"]
+Generate = Callable[[Any, "ImageRequest", "Console", str], "tuple[Generated, float]"]
 
 
 def check_options(tuned: Tuned, preset: str, ratio: float | None, steps: int | None) -> None:
@@ -28,19 +29,24 @@ def check_options(tuned: Tuned, preset: str, ratio: float | None, steps: int | N
 
 
 def generate_tuned(
-    tuned: Tuned, pipe: Any, request: ImageRequest, console: Console, generate: Generate, *, compare: bool
-) -> tuple[Image, dict[str, Any]]:
-    """The image, or both side by side, and the settings to note in it. Prints what is done and how long it took.
+    tuned: Tuned, pipe: Any, request: ImageRequest, console: Console, generate: Generate, path: Path, *, compare: bool
+) -> dict[Path, tuple[Generated, dict[str, Any]]]:
+    """The files to write, with the settings to note in each: the image or clip, or both side by side. Prints what is
+    done and how long it took.
 
     Args:
         request: as it would be without the setting, with all steps.
-        generate: generates an image with the pipeline as it is, and returns it with its seconds.
+        generate: generates an image or clip with the pipeline as it is, and returns it with its seconds.
+        path: of the image or clip. Other files of a comparison have names like it.
     """
-    from toma_diffusion.api import find_denoiser
+    from toma_diffusion.api import find_denoisers
+    from toma_diffusion.cli import generated
     from toma_diffusion.evaluation.run import applied, fitted, warm_up
+    from toma_diffusion.pipelines.clips import settings_of
     from toma_diffusion.tune.setting import from_file, in_sentences
 
-    tuned.check_model(find_denoiser(pipe))
+    for model in find_denoisers(pipe):
+        tuned.check_model(model)
     own = replace(request, steps=tuned.steps_left)
     variant = fitted(pipe, from_file(tuned), own)
     for sentence in in_sentences(variant, tuned.num_steps):
@@ -48,20 +54,29 @@ def generate_tuned(
     with applied(pipe, variant, tuned.num_steps):
         if compare:
             warm_up(pipe, [own])
-        image, seconds = generate(pipe, own, console, "generating")
-    settings: dict[str, Any] = {**asdict(own), "variant": variant.to_dict(), "seconds": round(seconds, 3)}
+        made, seconds = generate(pipe, own, console, "generating")
+    for line in [*generated.describe(pipe, made), *_other_size(tuned, made)]:
+        console.print(line, highlight=False, soft_wrap=True)
+    settings: dict[str, Any] = {**settings_of(own), "variant": variant.to_dict(), "seconds": round(seconds, 3)}
     if not compare:
         console.print(f"{seconds:.2f} s", highlight=False)
-        return image, settings
-
-    from toma_diffusion.metrics.base import Sample
-    from toma_diffusion.metrics.pixels import Psnr
-    from toma_diffusion.report.sheet import make_sheet
+        return {path: (made, settings)}
 
     original, original_seconds = generate(pipe, request, console, "generating without it")
-    psnr = Psnr().score(Sample(image.convert("RGB"), request.prompt, original.convert("RGB")))
+    psnr = generated.psnr_of(made, original, request.prompt)
     result = f"{seconds:.2f} s, {original_seconds / seconds:.2f}× as fast, PSNR {psnr:.1f} dB"
     console.print(f"{original_seconds:.2f} s without it\n{result} with it", highlight=False)
-    settings |= {"original_seconds": round(original_seconds, 3), "psnr": f"{psnr:.3f}"}
+    both = settings | {"original_seconds": round(original_seconds, 3), "psnr": f"{psnr:.3f}"}
     captions = [f"original: {original_seconds:.2f} s", f"{variant.title}: {result}"]
-    return make_sheet([original, image], captions, columns=2), settings
+    of_original = {**settings_of(request), "variant": None, "seconds": round(original_seconds, 3)}
+    return generated.compared(path, (original, of_original), (made, settings), captions, both)
+
+
+def _other_size(tuned: Tuned, made: Generated) -> list[str]:
+    """A note if a clip is not like those that the setting was measured on: its speed and quality may differ."""
+    from toma_diffusion.pipelines.clips import Clip
+    from toma_diffusion.tuned import ClipSize
+
+    if not isinstance(made, Clip) or tuned.clip in (None, ClipSize(len(made.frames), *made.size)):
+        return []
+    return [f"note: the setting was measured on clips of {tuned.clip}"]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     Generated = Image | Clip
+    Settings = dict[str, Any]
 
 PNG, MP4 = ".png", ".mp4"
 NAME = "toma"
@@ -81,6 +82,21 @@ def side_by_side(original: Generated, generated: Generated, captions: list[str])
     assert not isinstance(generated, Clip)
     assert not isinstance(original, Clip)
     return make_sheet([original, generated], captions, columns=2)
+
+
+def compared(
+    path: Path,
+    original: tuple[Generated, Settings],
+    made: tuple[Generated, Settings],
+    captions: list[str],
+    both: Settings,
+) -> dict[Path, tuple[Generated, Settings]]:
+    """The files of a comparison: both side by side, and of clips each alone too."""
+    files = {path: (side_by_side(original[0], made[0], captions), both)}
+    if isinstance(made[0], Clip):
+        files[path.with_stem(f"{path.stem}-original")] = original
+        files[path.with_stem(f"{path.stem}-accelerated")] = made
+    return files
 
 
 def write(generated: Generated, output: Path, settings: dict[str, Any]) -> list[Path]:

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from toma_diffusion.tune.outcome import Outcome
+    from toma_diffusion.tune.plan import TunePlan
 
 STEPS = 20
+METRICS = ("psnr", "lpips")
+METRICS_OF_CLIPS = (*METRICS, "flicker")
 COMPILE = ("none", "blocks", "whole", "graphs")
 
 
@@ -34,7 +37,9 @@ def tune_command(
     speed_up: Annotated[
         float | None, typer.Option(help="In place of a limit: the nearest setting that is so many times as fast.")
     ] = None,
-    budget: Annotated[str, typer.Option(help="How much is measured: small, medium or large.")] = "small",
+    budget: Annotated[
+        str, typer.Option(help="How much is measured: small, medium or large. Of clips small has two prompts.")
+    ] = "small",
     steps: Annotated[
         int | None, typer.Option(help=f"Denoising steps of the original. Default: {STEPS}; of bundled-4step 4.")
     ] = None,
@@ -42,6 +47,9 @@ def tune_command(
         float | None, typer.Option(help="Guidance scale. Default: that of the pipeline; of bundled-4step 1: none.")
     ] = None,
     size: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. Default: that of the pipeline.")] = "",
+    frames: Annotated[int | None, typer.Option(help="Of a clip. Default: those of the pipeline.")] = None,
+    fps: Annotated[float | None, typer.Option(help="Frames per second of a clip. Default: those of the model.")] = None,
+    image: Annotated[Path | None, typer.Option(help="What all clips of an image-to-video pipeline begin with.")] = None,
     prompts: Annotated[
         str, typer.Option(help="A text file, one prompt per line, or a CSV file with a column prompt. Default: ours.")
     ] = "",
@@ -65,8 +73,12 @@ def tune_command(
 ) -> None:
     """Measure merging, reuse, caches and fewer steps on this model and machine, and write the best as tuned.json.
 
+    The model may generate images or clips. Clips take long: the command first says how long, about.
+
     On several GPUs: accelerate launch -m toma_diffusion.cli tune ...
     """
+    from functools import partial
+
     from accelerate import PartialState
     from rich.console import Console
     from rich.progress import (
@@ -78,17 +90,19 @@ def tune_command(
         TimeRemainingColumn,
     )
 
-    from toma_diffusion.api import find_denoiser
     from toma_diffusion.evaluation.prompts import load_prompts
     from toma_diffusion.experiments.facts import gather_facts
     from toma_diffusion.experiments.parsing import Resolution, split_list
     from toma_diffusion.metrics import Weights, open_metrics
+    from toma_diffusion.metrics.base import describe_file
     from toma_diffusion.pipelines.checkpoints import fingerprint, load_pipeline, public_name, steps_and_guidance
+    from toma_diffusion.pipelines.clips import ClipRequest, check_request
+    from toma_diffusion.pipelines.generation import makes_clips
     from toma_diffusion.report.tune_page import write_search
     from toma_diffusion.tune.budget import find_budget
     from toma_diffusion.tune.folder import TuneFolder
     from toma_diffusion.tune.goal import Goal
-    from toma_diffusion.tune.plan import TunePlan
+    from toma_diffusion.tune.plan import TunePlan, class_of_denoisers
     from toma_diffusion.tune.prompts import built_in_prompts
     from toma_diffusion.tune.run import tune
 
@@ -100,26 +114,29 @@ def tune_command(
     state = PartialState(cpu=where.type == "cpu", timeout=timedelta(days=1))
     where = state.device if state.num_processes > 1 else where
     console = Console(markup=False, quiet=not state.is_main_process)
-    metrics = open_metrics(("psnr", "lpips"), Weights(lpips=lpips_weights), where)
-    goal = Goal.of(
-        quality=quality,
-        max_lpips=max_lpips,
-        min_psnr=min_psnr,
-        speed_up=speed_up,
-        without_lpips=" ".join(metrics.missing),
-    )
-    chosen_prompts = load_prompts(prompts) if prompts else built_in_prompts(model)
+    wish = partial(Goal.of, quality=quality, max_lpips=max_lpips, min_psnr=min_psnr, speed_up=speed_up)
+    wish()  # raises, before a model is loaded, for what cannot be wanted
+    chosen_prompts = load_prompts(prompts) if prompts else ()
     resolution = Resolution.parse(size, 8) if size else None
     steps, guidance = steps_and_guidance(model, steps, guidance, STEPS)
     pipe = load_pipeline(model, str(where), dtype or None)
+    clips = makes_clips(pipe)
+    if clips or (frames, fps, image) != (None, None, None):
+        check_request(pipe, ClipRequest("", frames=frames, fps=fps, image=image))
+    metrics = open_metrics(METRICS_OF_CLIPS if clips else METRICS, Weights(lpips=lpips_weights), where, clips=clips)
+    goal = wish(without_lpips=" ".join(metrics.missing))
     plan = TunePlan(
         model=public_name(model),
-        model_class=type(find_denoiser(pipe)).__name__,
-        prompts=chosen_prompts,
+        model_class=class_of_denoisers(pipe),
+        prompts=chosen_prompts or built_in_prompts(model, clips=clips),
         steps=steps,
         guidance=guidance,
         width=resolution.width if resolution else None,
         height=resolution.height if resolution else None,
+        clips=clips,
+        frames=frames,
+        fps=fps,
+        image="" if image is None else describe_file(image),
         dtype=str(pipe.dtype).removeprefix("torch."),
         weights=fingerprint(pipe),
         budget=budget,
@@ -129,7 +146,7 @@ def tune_command(
     )
     with state.main_process_first():
         folder = TuneFolder.start(output, plan, gather_facts(where, commit))
-    for note in [goal.note] if goal.note else metrics.missing:
+    for note in [*([goal.note] if goal.note else metrics.missing), *_about_clips(plan)]:
         console.print(f"Note: {note}", highlight=False, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     # Other processes of the same launch share the folder: only the first holds the lock.
@@ -137,7 +154,7 @@ def tune_command(
         with Progress(
             *columns, TextColumn("left:"), TimeRemainingColumn(), console=console, transient=True
         ) as progress:
-            outcome = tune(folder, pipe, metrics, goal, state, progress)
+            outcome = tune(folder, pipe, metrics, goal, state, progress, image)
         if not state.is_main_process:
             return
         page = write_search(folder, outcome)
@@ -148,6 +165,18 @@ def tune_command(
         raise typer.Exit(1)
 
 
+def _about_clips(plan: TunePlan) -> list[str]:
+    """What a search for clips does less of than one for images."""
+    if not plan.clips:
+        return []
+    searched, final = len(plan.items), len(plan.final_items)
+    few = " So few clips say little: --budget medium measures more." if plan.budget == "small" else ""
+    return [
+        f"budget {plan.budget} of clips: the search measures up to {searched} of each candidate, and up to "
+        f"{plan.size.finalists} finalists on {final} more.{few}"
+    ]
+
+
 def _table(outcome: Outcome) -> Table:
     """The finalists, the fastest first."""
     from rich import box
@@ -156,7 +185,9 @@ def _table(outcome: Outcome) -> Table:
     table = Table(title=f"Finalists for “{outcome.goal}”", box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("setting", overflow="fold")
     has_lpips = any(result.figures and result.figures.lpips is not None for result in outcome.finalists)
-    for heading in ("speed-up", *(["LPIPS ↓"] if has_lpips else []), "PSNR ↑", ""):
+    has_flicker = any(result.figures and result.figures.flicker is not None for result in outcome.finalists)
+    more = ["flicker ↓"] if has_flicker else []
+    for heading in ("speed-up", *(["LPIPS ↓"] if has_lpips else []), "PSNR ↑", *more, ""):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in outcome.finalists:
         figures = result.figures
@@ -166,6 +197,7 @@ def _table(outcome: Outcome) -> Table:
             f"{figures.speed_up:.2f}",
             *([] if figures.lpips is None else [f"{figures.lpips:.3f}"]),
             f"{figures.psnr:.2f}",
+            *([] if figures.flicker is None else [f"{figures.flicker:.2f}"]),
             "chosen" if outcome.chosen is result else "",
         )
     return table

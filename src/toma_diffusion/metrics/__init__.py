@@ -68,8 +68,9 @@ class MetricSet:
     """One sentence for each requested metric that is not available."""
 
     def source_of(self, name: str) -> str:
-        """Name and hash of the weights of a metric of images. Empty if it has none, or is not available."""
-        return next((metric.source for metric in self.image if metric.name == name), "")
+        """Name and hash of the weights of a metric of images or clips. Empty if it has none, or is not available."""
+        every: list[ImageMetric | ClipMetric] = [*self.image, *self.clip]
+        return next((metric.source for metric in every if metric.name == name), "")
 
 
 def check_names(names: Iterable[str]) -> None:

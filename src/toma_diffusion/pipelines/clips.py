@@ -19,6 +19,7 @@ from toma_diffusion.pipelines.generation import (
     ImageRequest,
     call,
     generate_images,
+    generate_latents,
     makes_clips,
     read_settings,
     write_png,
@@ -26,6 +27,7 @@ from toma_diffusion.pipelines.generation import (
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
 FRAME_RATES: Mapping[str, float] = {"Wan": 16, "DemoWan": 8, "CogVideoX": 8, "Mochi": 30}
 """Frames per second that models were trained on, by the beginning of the pipeline's name."""
@@ -106,18 +108,7 @@ def generate_clips(
 ) -> list[Clip]:
     """Generate several clips in one call of the pipeline. They differ in prompt and seed only."""
     first = requests[0]
-    check_request(pipe, first)
-    taken = inspect.signature(pipe.__call__).parameters
-    more: dict[str, Any] = {"num_frames": first.frames, "image": first.opened_image}
-    if "frame_rate" in taken:
-        more["frame_rate"] = first.fps
-    given = {name: value for name, value in more.items() if value is not None}
-    try:
-        found = call(pipe, requests, on_step, output_type="pil", **given).frames
-    except NameError as error:
-        if error.name != "ftfy":
-            raise
-        raise UsageError(f"a {type(pipe).__name__} needs the package ftfy: {INSTALL_VIDEO}.") from error
+    found = _call_for_frames(pipe, requests, on_step, "pil")
     clips = [Clip(tuple(frame.convert("RGB") for frame in frames), frame_rate(pipe, first)) for frames in found]
     if len(clips[0].frames) < FEWEST_FRAMES:
         raise UsageError(
@@ -125,6 +116,32 @@ def generate_clips(
             "ask for more."
         )
     return clips
+
+
+def latents_of(pipe: Any, request: ImageRequest, on_step: Callable[[int], None] | None = None) -> Tensor:
+    """The latents of one image or clip after the last step, not decoded. Their layout is that of the pipeline."""
+    if not isinstance(request, ClipRequest):
+        return generate_latents(pipe, request, on_step)
+    latents: Tensor = _call_for_frames(pipe, [request], on_step, "latent")
+    return latents
+
+
+def _call_for_frames(
+    pipe: Any, requests: Sequence[ClipRequest], on_step: Callable[[int], None] | None, output_type: str
+) -> Any:
+    """Call the pipeline once, and return the frames of its output."""
+    first = requests[0]
+    check_request(pipe, first)
+    more: dict[str, Any] = {"num_frames": first.frames, "image": first.opened_image}
+    if "frame_rate" in inspect.signature(pipe.__call__).parameters:
+        more["frame_rate"] = first.fps
+    given = {name: value for name, value in more.items() if value is not None}
+    try:
+        return call(pipe, requests, on_step, output_type=output_type, **given).frames
+    except NameError as error:
+        if error.name != "ftfy":
+            raise
+        raise UsageError(f"a {type(pipe).__name__} needs the package ftfy: {INSTALL_VIDEO}.") from error
 
 
 def generate(

@@ -119,12 +119,16 @@ def _row(folder: RunFolder, item: Item) -> Row:
     for variant in folder.plan.variants:
         path, alt = folder.image_path(variant, item), f"{item.prompt}: {variant.title}"
         figures = _figures(folder.item_scores(variant, item).values)
-        if folder.plan.clips:
-            film = film_of(path, LARGEST_CLIP)
-            pictures.append(Picture(variant.title, alt, film.uri, film.width, film.height, figures, film))
-        else:
-            pictures.append(Picture(variant.title, alt, *data_uri(path, LARGEST_IMAGE), figures))
+        pictures.append(picture_of(path, variant.title, alt, figures, clips=folder.plan.clips))
     return Row(item.prompt, item.seed, tuple(pictures))
+
+
+def picture_of(path: Path, title: str, alt: str, figures: tuple[str, ...], *, clips: bool) -> Picture:
+    """An image file, or that of a clip, as it is shown."""
+    if not clips:
+        return Picture(title, alt, *data_uri(path, LARGEST_IMAGE), figures)
+    film = film_of(path, LARGEST_CLIP)
+    return Picture(title, alt, film.uri, film.width, film.height, figures, film)
 
 
 def _figures(values: Mapping[str, float]) -> tuple[str, ...]:

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from toma_diffusion.files import check_writable, replacing
-from toma_diffusion.report.page import ASSETS, LARGEST_IMAGE, MOST_ITEMS, Picture, Row
-from toma_diffusion.report.pictures import data_uri
+from toma_diffusion.report.page import ASSETS, MOST_CLIPS, MOST_ITEMS, Row, picture_of
 from toma_diffusion.report.tune_plots import front_plot, kind_of, kinds_shown, map_plot
 from toma_diffusion.tune.folder import TuneFolder
 from toma_diffusion.tune.goal import LEAST_GAIN
@@ -30,6 +29,7 @@ class Line:
     speed_up: str
     lpips: str
     psnr: str
+    flicker: str
     state: str
 
 
@@ -52,6 +52,7 @@ def write_tune_page(folder: TuneFolder) -> Path:
     environment = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined)
     page = environment.get_template("tune.html.j2").render(
         plan=folder.plan,
+        clip=tuned.clip,
         facts=asdict(folder.facts),
         date=folder.date,
         outcome=outcome,
@@ -67,7 +68,7 @@ def write_tune_page(folder: TuneFolder) -> Path:
         first_merged=1,
         least_gain=LEAST_GAIN,
         css=(ASSETS / "page.css").read_text(encoding="utf-8"),
-        script=(ASSETS / "page.js").read_text(encoding="utf-8"),
+        script=(ASSETS / ("clips.js" if folder.plan.clips else "page.js")).read_text(encoding="utf-8"),
     )
     with replacing(path) as file:
         file.write(page)
@@ -80,6 +81,8 @@ def usage(tuned: Tuned, model: str) -> str:
     if any(each["name"] != FEWER_STEPS for each in tuned.shortcuts):
         return command
     call = f"image = pipe(prompt, num_inference_steps={tuned.steps_left}).images[0]"
+    if tuned.clip is not None:
+        call = f"clip = pipe(prompt, num_inference_steps={tuned.steps_left}, num_frames={tuned.clip.frames}).frames[0]"
     if tuned.config is None:
         return f"{call}\n\n# or, in a shell:\n# {command}"
     merging = 'from toma_diffusion import apply_toma\n\nhandle = apply_toma(pipe, "tuned.json")'
@@ -102,7 +105,7 @@ def _line(result: Result, outcome: Outcome, steps: int) -> Line:
     figures = result.figures
     state = state_of(result, outcome)
     if figures is None:
-        return Line(result.variant.title, kind_of(result.variant, steps), "", "", "", "", state)
+        return Line(result.variant.title, kind_of(result.variant, steps), "", "", "", "", "", state)
     return Line(
         result.variant.title,
         kind_of(result.variant, steps),
@@ -110,15 +113,16 @@ def _line(result: Result, outcome: Outcome, steps: int) -> Line:
         f"{figures.speed_up:.2f}",
         "" if figures.lpips is None else f"{figures.lpips:.3f}",
         f"{figures.psnr:.1f}",
+        "" if figures.flicker is None else f"{figures.flicker:.2f}",
         state,
     )
 
 
 def _rows(folder: TuneFolder, outcome: Outcome) -> list[Row]:
-    """The images of the finalists, the original first and the chosen one next."""
+    """The images or clips of the finalists, the original first and the chosen one next."""
     finalists = sorted(outcome.finalists, key=lambda each: each != outcome.chosen)
     rows = []
-    for item in folder.plan.final_items[:MOST_ITEMS]:
+    for item in folder.plan.final_items[: MOST_CLIPS if folder.plan.clips else MOST_ITEMS]:
         pictures = []
         for variant in (ORIGINAL, *(each.variant for each in finalists)):
             path = folder.image_path(variant, item)
@@ -131,8 +135,9 @@ def _rows(folder: TuneFolder, outcome: Outcome) -> list[Row]:
                 figures.append(f"{measured.seconds:.3g} s, original {measured.original_seconds:.3g} s")
                 figures += [] if measured.lpips is None else [f"LPIPS {measured.lpips:.3f}"]
                 figures.append(f"PSNR {measured.psnr:.1f} dB")
-            uri, width, height = data_uri(path, LARGEST_IMAGE)
-            pictures.append(Picture(title, f"{item.prompt}: {title}", uri, width, height, tuple(figures)))
+                figures += [] if measured.flicker is None else [f"flicker {measured.flicker:.2f}"]
+            alt = f"{item.prompt}: {title}"
+            pictures.append(picture_of(path, title, alt, tuple(figures), clips=folder.plan.clips))
         if len(pictures) > 1:
             rows.append(Row(item.prompt, item.seed, tuple(pictures)))
     return rows

@@ -18,7 +18,8 @@ class Budget:
     map_steps: int
     """Most steps on it."""
     rungs: tuple[int, ...]
-    """Images of each candidate after every rung of the search. After each rung about half of the candidates go on."""
+    """Images, or clips, of each candidate after every rung of the search. After each about half of the candidates go
+    on."""
     finalists: int
     """Candidates that are measured on images of their own at the end."""
     final_images: int
@@ -37,9 +38,17 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
         "large": Budget(map_groups=12, map_steps=8, rungs=(2, 4, 8), finalists=8, final_images=24),
     }
 )
+CLIP_BUDGETS: Mapping[str, Budget] = MappingProxyType(
+    {
+        "small": Budget(map_groups=4, map_steps=3, rungs=(1,), finalists=3, final_images=1),
+        "medium": Budget(map_groups=6, map_steps=4, rungs=(1, 2), finalists=4, final_images=2),
+        "large": Budget(map_groups=8, map_steps=6, rungs=(1, 2, 4), finalists=6, final_images=4),
+    }
+)
+"""The same of clips, each of which takes as long as many images."""
 
 
-def find_budget(name: str) -> Budget:
-    """The budget of that name."""
+def find_budget(name: str, *, clips: bool = False) -> Budget:
+    """The budget of that name, of images or of clips."""
     check_one_of("budget", name, tuple(BUDGETS))
-    return BUDGETS[name]
+    return (CLIP_BUDGETS if clips else BUDGETS)[name]

@@ -11,7 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toma_diffusion.api import find_denoisers
+from toma_diffusion.config import ToMAConfig
 from toma_diffusion.config.checks import is_number
+from toma_diffusion.core import Grid, Regions
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import Variant
 from toma_diffusion.evaluation.variants import VariantSpec, variants_of
@@ -56,9 +59,22 @@ LARGE = (
     *("toma-late+steps:70%@0.5", "balanced+steps:70%", "faster+steps:80%"),
     *("deepcache:interval=2+steps:80%", "first-block-cache:threshold=0.1+steps:80%"),
 )
+OF_CLIPS = ("taylorseer:cache_interval=3;use_lite_mode=True",)
+"""Of clips, in addition: most video models cannot have the other TaylorSeer."""
+WITHIN_FRAMES = {
+    "small": ("toma-stage:region_frames=1@0.5",),
+    "medium": ("toma-stage:region_frames=1@0.5", "toma-late:region_frames=1@0.5", "toma-stage:region_frames=1@0.25"),
+    "large": (
+        *("toma-stage:region_frames=1@0.5", "toma-late:region_frames=1@0.5", "toma-stage:region_frames=1@0.25"),
+        *("toma-stage:region_frames=2@0.5", "toma-stage:frame_weight=0@0.5"),
+    ),
+}
+"""Of clips, in addition: tokens merge inside their frame, or over fewer frames than in the others."""
 CANDIDATES = {"small": SMALL, "medium": MEDIUM, "large": LARGE}
 DEFAULT_RATIO = 0.5
 """Of a method without an @."""
+MADE_FROM_MAP = 5
+"""Candidates that `from_map` makes."""
 LEFT_WHOLE = 0.25
 """The share of the blocks that candidates made from the map leave as they are."""
 
@@ -85,9 +101,30 @@ class Candidates:
         return cls(tuple(Variant.from_dict(each) for each in values["variants"]), tuple(values["left_out"]))
 
 
-def texts_of(budget: str, sensitivity: SensitivityMap | None) -> list[str]:
-    """The candidates of a budget, those made from the map first: they are the likeliest."""
-    return [*from_map(sensitivity), *CANDIDATES[budget]]
+def texts_of(budget: str, sensitivity: SensitivityMap | None, grid: Grid | None = None) -> list[str]:
+    """The candidates of a budget, those made from the map first: they are the likeliest.
+
+    Args:
+        grid: of the tokens of a clip, if it is one.
+    """
+    within_frames = WITHIN_FRAMES[budget] if merges_over_frames(grid) else ()
+    of_clips = () if grid is None else (*OF_CLIPS, *within_frames)
+    return [*from_map(sensitivity), *CANDIDATES[budget], *of_clips]
+
+
+def count_expected(pipe_or_model: Any, methods: Sequence[str], budget: str, steps: int, *, clips: bool) -> int:
+    """How many candidates there will be, about, before there is a map."""
+    of_clips = (*OF_CLIPS, *WITHIN_FRAMES[budget]) if clips else ()
+    possible = open_candidates(pipe_or_model, methods or (*CANDIDATES[budget], *of_clips), steps).variants
+    return len(possible) + (0 if methods else MADE_FROM_MAP)
+
+
+def merges_over_frames(grid: Grid | None) -> bool:
+    """Whether the usual regions go over several frames. If their number has no divisor near 4, they cannot."""
+    if grid is None:
+        return False
+    usual = ToMAConfig()
+    return Regions.divide(grid, usual.region, tokens=usual.region_tokens, frames=usual.region_frames).depth > 1
 
 
 def from_map(sensitivity: SensitivityMap | None) -> list[str]:
@@ -105,19 +142,23 @@ def from_map(sensitivity: SensitivityMap | None) -> list[str]:
     ]
 
 
-def open_candidates(model: Any, texts: Iterable[str], steps: int) -> Candidates:
-    """What of these is possible on a model, with a reason for everything else."""
+def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Candidates:
+    """What of these is possible on a model, or on all denoisers of a pipeline, with a reason for everything else."""
+    models = find_denoisers(pipe_or_model)
     found: dict[str, Variant] = {}
     left_out = []
     for text in texts:
         try:
-            for variant in _parse(model, text, steps):
+            for variant in _parse(models[0], text, steps):
+                for shortcut in variant.shortcuts:
+                    shortcut.check_turns(models)
                 variant.steps_of(steps)  # raises if they are not fewer
                 found.setdefault(variant.slug, variant)
         except UsageError as error:
             left_out.append(f"{text}: {error}")
     if not found:
-        raise UsageError(f"no candidate is possible on this {type(model).__name__}: {left_out[0] if left_out else ''}")
+        name = type(models[0]).__name__
+        raise UsageError(f"no candidate is possible on this {name}: {left_out[0] if left_out else ''}")
     return Candidates(tuple(found.values()), tuple(left_out))
 
 

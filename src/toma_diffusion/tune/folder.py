@@ -4,7 +4,7 @@
     map/<group>-<step>.json               how much an error in these blocks grows that is made in this step
     candidates.json                       all candidates, and why others were left out
     measured/<variant>/<item>.json        seconds, those of the original next to it, and the distances of one image
-    images/<variant>/<item>.png
+    images/<variant>/<item>.png           a clip as animated PNG
     answer.json                           the goal, the figures of every candidate, and which is chosen
     table.csv                             the same figures, one row per candidate
     tuned.json                            the chosen setting, for apply_toma and toma generate
@@ -32,7 +32,7 @@ from toma_diffusion.tune.plan import TunePlan
 
 @dataclass(frozen=True)
 class Measurement:
-    """One image of one candidate."""
+    """One image or clip of one candidate."""
 
     seconds: float
     original_seconds: float
@@ -41,6 +41,8 @@ class Measurement:
     lpips: float | None = None
     failure: str = ""
     """Why there is no image, if so. The candidate is then left out."""
+    flicker: float | None = None
+    """Of a clip."""
 
     @classmethod
     def failed(cls, reason: str) -> Measurement:

@@ -27,7 +27,7 @@ fifth on one image."""
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured of one setting, over several images."""
+    """What was measured of one setting, over several images or clips."""
 
     images: int
     speed_up: float
@@ -35,6 +35,8 @@ class Figures:
     psnr: float
     lpips: float | None = None
     """None if its weights could not be loaded."""
+    flicker: float | None = None
+    """Of clips; it is reported, and decides nothing."""
 
     @property
     def distance(self) -> float:

@@ -113,11 +113,12 @@ class Outcome:
 
 
 def in_words(figures: Figures | None) -> str:
-    """`1.42× as fast, LPIPS 0.031, PSNR 26.4 dB`."""
+    """`1.42× as fast, LPIPS 0.031, PSNR 26.4 dB`, and of clips `flicker 1.20`."""
     if figures is None:
         return "not measured"
     lpips = "" if figures.lpips is None else f"LPIPS {figures.lpips:.3f}, "
-    return f"{figures.speed_up:.2f}× as fast, {lpips}PSNR {figures.psnr:.1f} dB"
+    flicker = "" if figures.flicker is None else f", flicker {figures.flicker:.2f}"
+    return f"{figures.speed_up:.2f}× as fast, {lpips}PSNR {figures.psnr:.1f} dB{flicker}"
 
 
 def _slowness(result: Result) -> float:

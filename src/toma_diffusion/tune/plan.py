@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from toma_diffusion.api import find_denoisers
+from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import Item, Variant
+from toma_diffusion.evaluation.variants import count_blocks
+from toma_diffusion.pipelines.clips import ClipRequest
 from toma_diffusion.pipelines.generation import ImageRequest
 from toma_diffusion.tune.budget import Budget, find_budget
 from toma_diffusion.tune.prompts import items_of
@@ -25,6 +30,12 @@ class TunePlan:
     """None, here and below: the default of the pipeline."""
     width: int | None = None
     height: int | None = None
+    clips: bool = False
+    """Whether its images are clips, which have the three fields below."""
+    frames: int | None = None
+    fps: float | None = None
+    image: str = ""
+    """Name and hash of the image that all clips begin with, if they do."""
     dtype: str = ""
     weights: str = ""
     """Fingerprint of the model's weights."""
@@ -38,7 +49,12 @@ class TunePlan:
     @property
     def size(self) -> Budget:
         """How much is measured."""
-        return find_budget(self.budget)
+        return find_budget(self.budget, clips=self.clips)
+
+    @property
+    def thing(self) -> str:
+        """What is generated: `image` or `clip`."""
+        return "clip" if self.clips else "image"
 
     @property
     def items(self) -> list[Item]:
@@ -50,10 +66,13 @@ class TunePlan:
         """The images of the finalists: others than those of the search."""
         return items_of(self.prompts, self.size.images)[self.size.rungs[-1] :]
 
-    def request(self, variant: Variant, item: Item) -> ImageRequest:
-        """One image."""
+    def request(self, variant: Variant, item: Item, image: Path | None = None) -> ImageRequest:
+        """One image or clip. Where the image is that it begins with, the plan does not say: a path is private."""
         steps = variant.steps_of(self.steps)
-        return ImageRequest(item.prompt, item.seed, steps, self.guidance, self.width, self.height)
+        common = (item.prompt, item.seed, steps, self.guidance, self.width, self.height)
+        if not self.clips:
+            return ImageRequest(*common)
+        return ClipRequest(*common, frames=self.frames, fps=self.fps, image=image)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -66,3 +85,15 @@ class TunePlan:
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
         return cls(**read)
+
+
+def class_of_denoisers(pipe: Any) -> str:
+    """The class of a pipeline's denoisers. Raises `UsageError` if they are not alike: a setting is for one kind."""
+    models = find_denoisers(pipe)
+    kinds = {f"{type(model).__name__} with {count_blocks(model)} transformer blocks": model for model in models}
+    if len(kinds) > 1:
+        raise UsageError(
+            f"a {type(pipe).__name__} has denoisers of different kinds ({', '.join(kinds)}), for which one setting "
+            "cannot be found: give a pipeline with one of them."
+        )
+    return type(models[0]).__name__

@@ -11,6 +11,8 @@ from toma_diffusion.tune.budget import Budget
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+GENERATED = 1.5
+"""Images or clips that one measurement generates: that of the candidate, and every second time the original."""
 MAP_CELL = 0.35
 """What a cell of the map costs, of one image of a candidate with its part of the original's: about half of the steps,
 no decoding."""
@@ -25,6 +27,12 @@ def measurements_left(budget: Budget, alive: int, rung: int) -> int:
     return total + min(alive, budget.finalists) * budget.final_images
 
 
+def later_measurements(budget: Budget, alive: int, rung: int) -> int:
+    """Those that are still to be made when this rung ends."""
+    before = budget.rungs[rung - 1] if rung else 0
+    return measurements_left(budget, alive, rung) - alive * (budget.rungs[rung] - before)
+
+
 class SearchBar:
     """The bar of one process, out of several that share the work."""
 
@@ -33,6 +41,22 @@ class SearchBar:
         self._processes = processes
         self._bar = None if progress is None else progress.add_task("preparing", total=None)
         self._done = 0.0
+        self._total = 0.0
+        self._has_announced = False
+
+    def announce(self, thing: str, steps: int, seconds: float) -> None:
+        """Print once how long the rest takes if each image or clip takes so many seconds."""
+        if self._progress is None or self._has_announced:
+            return
+        self._has_announced = True
+        count = max(1, round(GENERATED * (self._total - self._done)))
+        share = "" if self._processes == 1 else f" on each of {self._processes} processes"
+        self._progress.console.print(
+            f"Estimate: about {count} {thing}s{share}, of {steps} steps and {in_time(seconds)} each as the model is: "
+            f"{in_time(count * seconds)}, less if candidates are faster.",
+            highlight=False,
+            soft_wrap=True,
+        )
 
     @contextmanager
     def stage(self, what: str, work: float, later: float) -> Iterator[Callable[[float], None]]:
@@ -41,10 +65,18 @@ class SearchBar:
             yield lambda amount: None
             return
         progress, bar = self._progress, self._bar
-        progress.update(bar, description=what, total=self._done + work + later / self._processes)
+        self._total = self._done + work + later / self._processes
+        progress.update(bar, description=what, total=self._total)
 
         def advance(amount: float) -> None:
             self._done += amount
             progress.update(bar, completed=self._done)
 
         yield advance
+
+
+def in_time(seconds: float) -> str:
+    """`12 s`, `9 min` or `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -57,15 +57,28 @@ PROMPTS = (
     "a cartoon fox reading a newspaper",
 )
 """For every other model: photographs, paintings, faces, fine detail, large plain areas."""
+CLIP_PROMPTS = (
+    "a golden retriever runs along a beach, waves roll in behind it",
+    "a steaming cup of coffee on a table, the camera moves slowly around it",
+    "a train crosses a stone viaduct in autumn, seen from the air",
+    "an old fisherman laughs and looks at the sea, close-up",
+    "raindrops fall on a narrow street at night, people walk past with umbrellas",
+    "a small robot waters plants in a greenhouse",
+    "a hot air balloon rises over a valley at sunrise",
+    "a jazz musician plays the saxophone on a stage, black and white",
+)
+"""For models of clips: motion of things, of water and of the camera, faces, calm pictures."""
 
 
 def items_of(prompts: Sequence[str], count: int) -> list[Item]:
-    """So many images. If there are fewer prompts, they come again with another seed."""
+    """So many images or clips. If there are fewer prompts, they come again with another seed."""
     return [
         Item(index % len(prompts), prompts[index % len(prompts)], seed=index // len(prompts)) for index in range(count)
     ]
 
 
-def built_in_prompts(model: str) -> tuple[str, ...]:
-    """Those that suit a model."""
+def built_in_prompts(model: str, *, clips: bool = False) -> tuple[str, ...]:
+    """Those that suit a model of images or of clips."""
+    if clips:
+        return CLIP_PROMPTS
     return DEMO_PROMPTS if model in (BUNDLED, *DEMO_LOADERS) else PROMPTS

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toma_diffusion.api import find_denoiser
+from toma_diffusion.core import Grid
 from toma_diffusion.evaluation.plan import Item, Variant
 from toma_diffusion.evaluation.run import shares
 from toma_diffusion.metrics import MetricSet
-from toma_diffusion.tune.candidates import CANDIDATES, Candidates, open_candidates, texts_of
+from toma_diffusion.pipelines.generation import reports_steps
+from toma_diffusion.tune.candidates import Candidates, count_expected, merges_over_frames, open_candidates, texts_of
 from toma_diffusion.tune.folder import TuneFolder
 from toma_diffusion.tune.goal import Figures, Goal
 from toma_diffusion.tune.measure import ORIGINAL, Meter, turns_of
 from toma_diffusion.tune.outcome import Outcome, Result
-from toma_diffusion.tune.progress import MAP_CELL, SearchBar, measurements_left
+from toma_diffusion.tune.progress import MAP_CELL, SearchBar, later_measurements, measurements_left
 from toma_diffusion.tune.search import answer, figures_in, finalists_of, substitutes, survivors
 from toma_diffusion.tune.sensitivity import Prober, SensitivityMap, groups_of, name_of, sampled_steps
 
@@ -31,18 +34,20 @@ def tune(
     goal: Goal,
     state: PartialState,
     progress: Progress | None = None,
+    image: Path | None = None,
 ) -> Outcome:
     """Search for the setting that reaches the goal. What the folder holds already is not measured again.
 
     Args:
         folder: the search.
         pipe: the pipeline of the plan's model.
-        metrics: PSNR, and LPIPS if its weights could be loaded.
+        metrics: PSNR, LPIPS if its weights could be loaded, and of clips flicker.
         goal: what is wanted.
         state: of this process, from accelerate. Each process measures its share.
         progress: shows how far this process is, and the time left.
+        image: what the clips of an image-to-video pipeline begin with.
     """
-    work = _Work(folder, Meter(folder, pipe, metrics), state, SearchBar(progress, state.num_processes))
+    work = _Work(folder, Meter(folder, pipe, metrics, image), state, SearchBar(progress, state.num_processes))
     sensitivity = work.draw_map()
     candidates = work.candidates(sensitivity)
     plan, size = folder.plan, folder.plan.size
@@ -50,15 +55,15 @@ def tune(
     for rung, images in enumerate(size.rungs):
         items = plan.items[:images]
         seen |= dict.fromkeys(alive, items)
-        left = measurements_left(size, len(alive), rung)
-        figures = work.measure(alive, items, f"search, {images} of {size.rungs[-1]} images", left)
+        what = f"search, {images} of {size.rungs[-1]} {plan.thing}s"
+        figures = work.measure(alive, items, what, later_measurements(size, len(alive), rung))
         alive = survivors(figures, goal, size.finalists)
     last = {variant: each for variant, each in figures.items() if variant in alive}
     alive = finalists_of(last, goal, size.finalists)
-    finals = work.measure(alive, plan.final_items, "finalists", len(alive) * size.final_images)
+    finals = work.measure(alive, plan.final_items, "finalists")
     for variant in substitutes(last, goal, alive)[: size.finalists]:
         if not answer(finals, goal).is_reached:
-            finals |= work.measure([variant], plan.final_items, "more finalists", size.final_images)
+            finals |= work.measure([variant], plan.final_items, "more finalists")
     results = [_result(folder, variant, seen[variant], finals) for variant in candidates.variants]
     found = answer(finals, goal)
     chosen = next((each for each in results if each.variant == found.chosen), None)
@@ -82,18 +87,26 @@ class _Work:
     state: PartialState
     bar: SearchBar
 
+    @cached_property
+    def prober(self) -> Prober:
+        """On the first image or clip of the search."""
+        return Prober(self.meter.pipe, self.meter.request(ORIGINAL, self.folder.plan.items[0]))
+
     def draw_map(self) -> SensitivityMap | None:
-        """The growth of errors by blocks and steps; None for a model without blocks that we know of."""
-        plan, size = self.folder.plan, self.folder.plan.size
-        prober = Prober(self.meter.pipe, plan.request(ORIGINAL, plan.items[0]))
-        if not prober.blocks:
+        """The growth of errors by blocks and steps; None for a model without blocks that we know of, and for a pipeline
+        that does not say which step it is at."""
+        plan, size, prober = self.folder.plan, self.folder.plan.size, self.prober
+        if not prober.blocks or not reports_steps(self.meter.pipe):
             return None
         groups = groups_of(len(prober.blocks), size.map_groups)
         steps = sampled_steps(plan.steps, size.map_steps)
         cells = [(index, step) for step in steps for index in range(len(groups))]
         (share,) = shares(self.state, [[cell for cell in cells if self.folder.growth(*cell) is None]])
-        later = measurements_left(size, len(plan.methods or CANDIDATES[plan.budget]), 0)
+        expected = count_expected(self.meter.pipe, plan.methods, plan.budget, plan.steps, clips=plan.clips)
+        later = measurements_left(size, expected, 0)
         with self.bar.stage("map of sensitivity", MAP_CELL * len(share), later) as advance:
+            if share:
+                self._announce(prober.original()[1])
             for index, step in share:
                 self.folder.write_growth(index, step, prober.growth(groups[index], step))
                 advance(MAP_CELL)
@@ -107,22 +120,47 @@ class _Work:
         """Those of the folder. If there are none, the first process makes them."""
         plan = self.folder.plan
         if self.state.is_main_process and Candidates.read(self.folder) is None:
-            texts = plan.methods or texts_of(plan.budget, sensitivity)
-            open_candidates(find_denoiser(self.meter.pipe), texts, plan.steps).write(self.folder)
+            grid = self.prober.grid if plan.clips and not plan.methods else None
+            texts = plan.methods or texts_of(plan.budget, sensitivity, grid)
+            found = open_candidates(self.meter.pipe, texts, plan.steps)
+            reasons = self._not_made(sensitivity, grid)
+            replace(found, left_out=(*found.left_out, *reasons)).write(self.folder)
+        self.prober.forget()
         self.state.wait_for_everyone()
-        found = Candidates.read(self.folder)
-        assert found is not None
-        return found
+        written = Candidates.read(self.folder)
+        assert written is not None
+        return written
+
+    def _not_made(self, sensitivity: SensitivityMap | None, grid: Grid | None) -> list[str]:
+        """Why kinds of candidates are missing that others have."""
+        plan, reasons = self.folder.plan, list[str]()
+        if plan.methods:
+            return reasons
+        if sensitivity is None and self.prober.blocks:
+            name = type(self.meter.pipe).__name__
+            reasons.append(f"candidates made from the map of sensitivity: a {name} does not say which step it is at.")
+        if grid is not None and not merges_over_frames(grid):
+            reasons.append(
+                f"merging inside frames, region_frames=1: so all others do too, since the {grid.frames} frames of "
+                "tokens cannot be divided into boxes."
+            )
+        return reasons
+
+    def _announce(self, seconds: float) -> None:
+        """An estimate of the time, from that of one clip. Images are quick."""
+        plan = self.folder.plan
+        if plan.clips:
+            self.bar.announce(plan.thing, plan.steps, seconds)
 
     def measure(
-        self, variants: Sequence[Variant], items: Sequence[Item], what: str, left: float
+        self, variants: Sequence[Variant], items: Sequence[Item], what: str, later: float = 0.0
     ) -> dict[Variant, Figures]:
-        """Measure what is missing; `left` is this and all that follows, about. Returns what did not fail."""
+        """Measure what is missing; `later` is what follows, about. Returns what did not fail."""
         (share,) = shares(self.state, [turns_of(self.folder, variants, items)])
         work = sum(len(candidates) for _, candidates in share)
-        with self.bar.stage(what, work, max(0.0, left - work * self.state.num_processes)) as advance:
+        with self.bar.stage(what, work, later) as advance:
             for turn in share:
-                self.meter.measure(turn)
+                self._announce(self.meter.measure(turn))
                 advance(len(turn[1]))
         self.state.wait_for_everyone()
         found = {variant: figures_in(self.folder, variant, items) for variant in variants}

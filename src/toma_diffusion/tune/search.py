@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -26,13 +26,20 @@ def figures_of(measurements: Sequence[Measurement]) -> Figures | None:
     """One setting over all its images; None if it failed on one of them, or has none."""
     if not measurements or any(each.failure for each in measurements):
         return None
-    distances = [each.lpips for each in measurements if each.lpips is not None]
     return Figures(
         images=len(measurements),
         speed_up=median(each.original_seconds / each.seconds for each in measurements),
         psnr=pool_psnr([each.psnr for each in measurements]),
-        lpips=fmean(distances) if len(distances) == len(measurements) else None,
+        lpips=_mean(each.lpips for each in measurements),
+        flicker=_mean(each.flicker for each in measurements),
     )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """None if one is missing."""
+    every = list(values)
+    known = [value for value in every if value is not None]
+    return fmean(known) if len(known) == len(every) else None
 
 
 def figures_in(folder: TuneFolder, variant: Variant, items: Sequence[Item]) -> Figures | None:

@@ -1,44 +1,48 @@
 """How much a small error grows until the end, by the blocks and the step in which it is made.
 
-One image is generated as it is. Then, for a group of blocks and a step, it is generated again, and in that step alone
-the output of each block of the group gets a random error of 2 % of what the block changes. The growth is how much the
-final latents differ, relative to their length, divided by these 2 %.
+One image or clip is generated as it is. Then, for a group of blocks and a step, it is generated again, and in that step
+alone the output of each block of the group gets a random error of 2 % of what the block changes. The growth is how much
+the final latents differ, relative to their length, divided by these 2 %.
 
-The error is smooth: random values on a grid of 4 × 4, with straight lines between them, like those that merging and
-reuse make. Later steps remove noise that differs from token to token, so it would say nothing about the first steps,
-which give the image its composition. On the demo model, smooth errors in all blocks in the first of 20 steps grow ten
-times as much as noise does.
+The error is smooth: random values on a grid of 4 × 4, of a clip 4 × 4 × 4, with straight lines between them, like those
+that merging and reuse make. Later steps remove noise that differs from token to token, so it would say nothing about
+the first steps, which give the image its composition. On the demo model, smooth errors in all blocks in the first of 20
+steps grow ten times as much as noise does.
 
 The steps before the error are those of the first image. They are not computed again: the outputs of the denoiser are
-remembered.
+remembered. If several denoisers take turns, the error is made in the same blocks of the one whose step it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
+from time import perf_counter
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from toma_diffusion.adapters import Block, find_adapter
-from toma_diffusion.api import find_denoiser
+from toma_diffusion.api import find_denoisers
 from toma_diffusion.core import Grid
 from toma_diffusion.experiments.shortcuts.base import forwards_restored
 from toma_diffusion.hooks.arguments import Arguments, Keywords, given_to
 from toma_diffusion.hooks.state import Call, image_start
-from toma_diffusion.pipelines.generation import ImageRequest, generate_latents
+from toma_diffusion.pipelines.clips import latents_of
+from toma_diffusion.pipelines.generation import ImageRequest
 
 ERROR = 0.02
 """The error, as a share of what a block changes. Small enough that doubling it doubles its effect, and large enough to
 be seen in half precision."""
+FEWEST_STEPS = 2
+"""That all pipelines take: Mochi does not take one."""
 SMOOTH = 4
-"""Random values along each side of the image."""
+"""Random values along each side of the image, and over the frames of a clip."""
 
 
 @dataclass(frozen=True)
@@ -143,46 +147,75 @@ def name_of(blocks: Sequence[Block], group: Sequence[int]) -> str:
 
 
 class Prober:
-    """Measures the growth of errors on one image. The image without errors is generated when it is first needed."""
+    """Measures the growth of errors on one image or clip. That without errors is generated when it is first needed."""
 
     def __init__(self, pipe: Any, request: ImageRequest) -> None:
         self.pipe = pipe
         self.request = request
-        self.model = find_denoiser(pipe)
-        adapter = find_adapter(self.model)
-        self.blocks: list[Block] = adapter.blocks(self.model) if adapter else []
-        self._adapter = adapter
+        self.models = find_denoisers(pipe)
+        self._adapter = find_adapter(self.models[0])
+        self._blocks = [self._adapter.blocks(model) if self._adapter else [] for model in self.models]
         self._call: Call | None = None
         self._step = 0
         self._outputs: list[list[Any]] = []
         """Of the denoiser, for every step and call."""
         self._latents: Tensor | None = None
+        self._seconds = 0.0
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Those of the first denoiser. If there are others, theirs are alike."""
+        return self._blocks[0]
+
+    @property
+    def grid(self) -> Grid | None:
+        """That of the tokens; None if they are not known. Takes a few steps if nothing was generated yet."""
+        if self._call is None and self._adapter is not None:
+            with self._remembering():
+                self._generate(replace(self.request, steps=FEWEST_STEPS))
+        return next(iter(self._call.grids.values())) if self._call is not None else None
 
     def growth(self, group: Sequence[int], step: int) -> float:
         """How much an error in these blocks in this step grows."""
-        if self._latents is None:
-            self._latents = self._original()
+        original, _ = self.original()
         hooks = [
-            self.blocks[index].module.register_forward_hook(self._error(index, step), with_kwargs=True)
+            blocks[index].module.register_forward_hook(self._error(index, step), with_kwargs=True)
             for index in group
+            for blocks in self._blocks
         ]
         try:
             with self._replaying(before=step):
-                latents = self._generate()
+                latents = self._generate(self.request)
         finally:
             for hook in hooks:
                 hook.remove()
-        difference = torch.linalg.vector_norm(latents.float() - self._latents.float())
-        return float(difference / torch.linalg.vector_norm(self._latents.float())) / ERROR
+        difference = torch.linalg.vector_norm(latents.float() - original.float())
+        return float(difference / torch.linalg.vector_norm(original.float())) / ERROR
 
-    def _generate(self) -> Tensor:
+    def original(self) -> tuple[Tensor, float]:
+        """The latents without errors, and how many seconds they took."""
+        if self._latents is None:
+            started = perf_counter()
+            with self._remembering():
+                self._latents = self._generate(self.request)
+            float(self._latents.flatten()[0])  # waits for the GPU
+            self._seconds = perf_counter() - started
+        return self._latents, self._seconds
+
+    def forget(self) -> None:
+        """Free what is remembered: of a long clip it may be a gigabyte."""
+        self._outputs, self._latents = [], None
+
+    def _generate(self, request: ImageRequest) -> Tensor:
         self._step = 0
-        return generate_latents(self.pipe, self.request, self._next_step)
+        return latents_of(self.pipe, request, self._next_step)
 
     def _next_step(self, step: int) -> None:
         self._step = step + 1
 
-    def _original(self) -> Tensor:
+    @contextmanager
+    def _remembering(self) -> Iterator[None]:
+        """Remember the outputs of the denoisers by steps."""
         self._outputs = [[] for _ in range(self.request.steps + 1)]
 
         def remember(module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> None:
@@ -190,27 +223,31 @@ class Prober:
                 self._call = self._adapter.read_call(module, given_to(module, args, kwargs))
             self._outputs[min(self._step, self.request.steps)].append(output)
 
-        hook = self.model.register_forward_hook(remember, with_kwargs=True)
+        hooks = [model.register_forward_hook(remember, with_kwargs=True) for model in self.models]
         try:
-            return self._generate()
+            yield
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
     @contextmanager
     def _replaying(self, before: int) -> Iterator[None]:
         """Return remembered outputs in the steps before that one."""
-        model: Any = self.model
-        compute = model.forward
         calls: list[int] = [0, -1]
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            calls[0] = calls[0] + 1 if calls[1] == self._step else 0
-            calls[1] = self._step
-            remembered = self._outputs[self._step] if self._step < before else []
-            return remembered[calls[0]] if calls[0] < len(remembered) else compute(*args, **kwargs)
+        def replaying(compute: Callable[..., Any]) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                calls[0] = calls[0] + 1 if calls[1] == self._step else 0
+                calls[1] = self._step
+                remembered = self._outputs[self._step] if self._step < before else []
+                return remembered[calls[0]] if calls[0] < len(remembered) else compute(*args, **kwargs)
 
-        with forwards_restored(model):
-            model.forward = forward
+            return forward
+
+        with ExitStack() as stack:
+            for model in self.models:
+                stack.enter_context(forwards_restored(model))
+                cast(Any, model).forward = replaying(model.forward)
             yield
 
     def _error(self, index: int, step: int) -> Callable[..., Any]:
@@ -237,11 +274,14 @@ class Prober:
 
 
 def smooth_noise(shape: Sequence[int], grid: Grid, image_at: int | None, seed: int) -> Tensor:
-    """Random values [batch, tokens, channels] that change slowly over the image, the same for the whole batch. What
-    else is in the sequence gets none."""
+    """Random values [batch, tokens, channels] that change slowly over the image and over frames, the same for the whole
+    batch. What else is in the sequence gets none."""
     _, length, channels = shape
-    coarse = torch.randn((1, channels, SMOOTH, SMOOTH), generator=torch.Generator("cpu").manual_seed(seed))
-    fine = functional.interpolate(coarse, size=(grid.height, grid.width), mode="bilinear")  # [1, channels, h, w]
-    tokens = fine.flatten(2).transpose(1, 2)  # [1, h · w, channels]
+    over_frames = (grid.frames,) if grid.frames > 1 else ()
+    corners = (SMOOTH,) * (2 + len(over_frames))
+    coarse = torch.randn((1, channels, *corners), generator=torch.Generator("cpu").manual_seed(seed))
+    mode = "trilinear" if over_frames else "bilinear"
+    fine = functional.interpolate(coarse, size=(*over_frames, grid.height, grid.width), mode=mode)
+    tokens = fine.flatten(2).transpose(1, 2)  # [1, frames · h · w, channels]
     start = image_start(length, image_at, grid)
     return functional.pad(tokens, (0, 0, start, length - start - grid.num_tokens)).expand(tuple(shape))

@@ -6,14 +6,18 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
+from PIL import Image
+
 from toma_diffusion.config import Config
 from toma_diffusion.evaluation.plan import BASELINE, Variant
 from toma_diffusion.experiments.shortcuts import FewerSteps, shortcut_from_dict
 from toma_diffusion.methods import method_of
 from toma_diffusion.methods.reuse import describe_reuse
+from toma_diffusion.pipelines.generation import read_settings
 from toma_diffusion.tune.folder import TuneFolder
+from toma_diffusion.tune.measure import ORIGINAL
 from toma_diffusion.tune.outcome import Outcome
-from toma_diffusion.tuned import Tuned
+from toma_diffusion.tuned import ClipSize, Tuned
 
 NOTHING = "none"
 """The method of the model as it is."""
@@ -32,6 +36,7 @@ def to_file(folder: TuneFolder, outcome: Outcome) -> Tuned:
             "psnr": round(figures.psnr, 3) if isfinite(figures.psnr) else str(figures.psnr),
             "prompts": figures.images,
         }
+        measured |= {} if figures.flicker is None else {"flicker": round(figures.flicker, 4)}
     versions = {name: value for name, value in asdict(facts).items() if name != "gpu"}
     measured |= {"model": plan.model, "device": facts.gpu, "dtype": plan.dtype, "compile": plan.compile}
     measured |= {"versions": versions, "date": folder.date}
@@ -42,7 +47,21 @@ def to_file(folder: TuneFolder, outcome: Outcome) -> Tuned:
         None if variant is None else variant.config,
         () if variant is None else tuple(each.to_dict() for each in variant.shortcuts),
         measured,
+        clip_size(folder),
     )
+
+
+def clip_size(folder: TuneFolder) -> ClipSize | None:
+    """The clips of a search as they were made; None if it is one of images."""
+    plan = folder.plan
+    if not plan.clips:
+        return None
+    paths = (folder.image_path(ORIGINAL, item) for item in plan.items)
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        return ClipSize(plan.frames, plan.width, plan.height)
+    with Image.open(path) as file:
+        return ClipSize(read_settings(path)["frames"], *file.size)
 
 
 def from_file(tuned: Tuned) -> Variant:

@@ -8,11 +8,12 @@ from dataclasses import asdict
 from toma_diffusion.files import replacing
 from toma_diffusion.tune.folder import TuneFolder
 from toma_diffusion.tune.outcome import Outcome, Result
+from toma_diffusion.tune.setting import clip_size
 
 KEY = ("method", "settings", "scope", "assign", "ratio")
 COLUMNS = (
-    *("model", "setting", *KEY, "state", "images", "speed_up", "lpips", "psnr"),
-    *("goal", "steps", "guidance", "dtype", "compile", "budget", "lpips_weights"),
+    *("model", "setting", *KEY, "state", "images", "speed_up", "lpips", "psnr", "flicker"),
+    *("goal", "steps", "guidance", "frames", "resolution", "dtype", "compile", "budget", "lpips_weights"),
     *("device", "torch", "diffusers", "toma_diffusion", "commit", "date"),
 )
 
@@ -35,7 +36,7 @@ def write_table(folder: TuneFolder, outcome: Outcome) -> None:
 
 
 def _row(folder: TuneFolder, outcome: Outcome, result: Result) -> dict[str, str]:
-    plan, facts, figures = folder.plan, asdict(folder.facts), result.figures
+    plan, facts, figures, clip = folder.plan, asdict(folder.facts), result.figures, clip_size(folder)
     row = {
         "model": plan.model,
         "setting": result.variant.title,
@@ -44,6 +45,8 @@ def _row(folder: TuneFolder, outcome: Outcome, result: Result) -> dict[str, str]
         "goal": str(outcome.goal),
         "steps": str(plan.steps),
         "guidance": "" if plan.guidance is None else f"{plan.guidance:g}",
+        "frames": str(clip.frames) if clip else "",
+        "resolution": f"{clip.width}x{clip.height}" if clip else "",
         "dtype": plan.dtype,
         "compile": plan.compile,
         "budget": plan.budget,
@@ -55,5 +58,6 @@ def _row(folder: TuneFolder, outcome: Outcome, result: Result) -> dict[str, str]
     if figures is not None:
         lpips = "" if figures.lpips is None else f"{figures.lpips:.6g}"
         row |= {"images": str(figures.images), "speed_up": f"{figures.speed_up:.4f}"}
-        row |= {"lpips": lpips, "psnr": f"{figures.psnr:.6g}"}
+        flicker = "" if figures.flicker is None else f"{figures.flicker:.6g}"
+        row |= {"lpips": lpips, "psnr": f"{figures.psnr:.6g}", "flicker": flicker}
     return row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, TypeVar
 
@@ -25,6 +25,8 @@ class Shortcut(ABC):
     """The setting that trades time for quality. Shortcuts that differ in it alone are one line of a plot."""
     mixes_images: ClassVar[bool] = False
     """Whether what it does to an image depends on the other images of its batch."""
+    counts_all_steps: ClassVar[bool] = False
+    """Whether it must see every step, so that it cannot be used where several denoisers take turns."""
 
     @classmethod
     @abstractmethod
@@ -70,6 +72,16 @@ class Shortcut(ABC):
     @abstractmethod
     def check(self, model: nn.Module) -> None:
         """Raise `UsageError` if it cannot be applied to this model, or if a package is missing."""
+
+    def check_turns(self, models: Sequence[nn.Module]) -> None:
+        """Raise `UsageError` if it cannot be applied to all these denoisers, which take turns in a generation."""
+        if len(models) > 1 and self.counts_all_steps:
+            raise UsageError(
+                f"{self.text!r} cannot be used with {len(models)} denoisers that take turns, as this pipeline has: it "
+                "counts the steps of one. Leave it out, or use first-block-cache or taylorseer."
+            )
+        for model in models:
+            self.check(model)
 
     def fitted(self, pipe: Any, generate: Callable[[], object], steps: int) -> Shortcut:
         """The same, fitted to a model if it must be. `generate` generates one image with the pipeline as it is."""

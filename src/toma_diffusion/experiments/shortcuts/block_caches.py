@@ -8,14 +8,14 @@ import io
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from toma_diffusion.api import find_denoiser
+from toma_diffusion.api import find_denoisers
 from toma_diffusion.config.checks import check_integer, check_number
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.shortcuts.base import Shortcut, check_known, forwards_restored
@@ -24,6 +24,8 @@ Check = Callable[[str, Any], object]
 Self = TypeVar("Self", bound="BlockCache")
 PRINTED_RATIOS = re.compile(r"^\[[-+.,\de ]+\]$", re.MULTILINE)
 """The list that diffusers prints at the end of a calibration."""
+ATTENTION_OF_TAYLORSEER = re.compile(r"((single_|temporal_)?transformer_)?blocks.*attn")
+"""What diffusers looks for: not attn1 and attn2, which Wan has."""
 
 
 def _at_least(minimum: int) -> Check:
@@ -73,10 +75,12 @@ class BlockCache(Shortcut):
 
     @contextmanager
     def applied(self, pipe: Any, steps: int) -> Iterator[None]:
-        """Switch the cache on, and off again."""
-        model: Any = find_denoiser(pipe)
-        self.check(model)
-        with self._enabled(model, self._arguments(model, steps)):
+        """Switch the cache on, and off again. Several denoisers have one each."""
+        models: list[Any] = find_denoisers(pipe)
+        self.check_turns(models)
+        with ExitStack() as stack:
+            for model in models:
+                stack.enter_context(self._enabled(model, self._arguments(model, steps)))
             yield
 
     @abstractmethod
@@ -135,6 +139,16 @@ class TaylorSeer(BlockCache):
         """In lite mode no block is computed, one fewer than by the first-block cache."""
         return FirstBlockCache.name if self.settings.get("use_lite_mode") else self.name
 
+    def check(self, model: nn.Module) -> None:
+        """Diffusers finds attention by its name, and says nothing if it finds none."""
+        super().check(model)
+        is_found = any(ATTENTION_OF_TAYLORSEER.fullmatch(name) for name, _ in model.named_modules())
+        if not self.settings.get("use_lite_mode") and not is_found:
+            raise UsageError(
+                f"{self.text!r} would do nothing in a {type(model).__name__}: diffusers finds no attention in it by "
+                "name. Add use_lite_mode=True, which extrapolates the whole output."
+            )
+
     def _arguments(self, model: Any, steps: int) -> dict[str, Any]:
         return {"taylor_factors_dtype": model.dtype} | self.settings
 
@@ -145,6 +159,7 @@ class MagCache(BlockCache):
 
     name = "magcache"
     knob = "threshold"
+    counts_all_steps = True
     config_class = "MagCacheConfig"
     checks: ClassVar[Mapping[str, Check]] = {
         "threshold": _not_negative,
@@ -162,8 +177,9 @@ class MagCache(BlockCache):
 
     def fitted(self, pipe: Any, generate: Callable[[], object], steps: int) -> MagCache:
         """Let diffusers calibrate it. The only way to its result is what it prints."""
-        model: Any = find_denoiser(pipe)
-        self.check(model)
+        models: list[Any] = find_denoisers(pipe)
+        self.check_turns(models)
+        model = models[0]
         printed = io.StringIO()
         with self._enabled(model, {"calibrate": True, "num_inference_steps": steps}), redirect_stdout(printed):
             generate()
