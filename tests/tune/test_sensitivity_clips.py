@@ -63,9 +63,10 @@ def test_an_error_is_made_by_the_denoiser_whose_step_it_is():
     assert changed.growth((0,), 2) < 1e-3 * grown[1]
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", [name for name in PIPELINES if not name.startswith("hunyuan15")])
 def test_every_family(name):
-    """Their tiny pipelines have no text encoder, so they are called with prompts that are encoded already."""
+    """Their tiny pipelines have no text encoder, so they are called with prompts that are encoded already. That of
+    HunyuanVideo 1.5 does not say when a step is over, and has no map."""
     pipe = pipeline(name)
     prober = Prober(pipe, ImageRequest("", steps=3))
 
