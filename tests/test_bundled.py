@@ -144,13 +144,13 @@ class TestFourSteps:
 
     @pytest.mark.slow
     def test_it_is_nearer_to_the_teacher_than_the_teacher_s_own_four_steps(self, pipe, four_step):
-        prompts = ("3d emoji of a red apple", "3d emoji of a penguin", "a photo of blue pants")
+        prompts = ("3d emoji of a red apple", "a photo of blue pants")
 
         def draw(pipe, steps, guidance):
             requests = [ImageRequest(prompt, steps=steps, guidance=guidance) for prompt in prompts]
             return np.stack([np.asarray(image, dtype=np.float64) for image in generate_images(pipe, requests)])
 
-        teacher = draw(pipe, 12, 4.0)
+        teacher = draw(pipe, 10, 4.0)
         psnr = [
             -10 * np.log10(np.square(images - teacher).mean(axis=(1, 2, 3)) / 255**2).mean()
             for images in (draw(pipe, 4, 4.0), draw(four_step, self.STEPS, self.GUIDANCE))

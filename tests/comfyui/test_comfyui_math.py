@@ -208,6 +208,20 @@ class TestReferences:
                 assert state_of(model).plan_of("block").grid.num_tokens == 48
             assert result.shape == args[0].shape
 
+    @pytest.mark.parametrize("scope", ["module", "block", "stage"])
+    def test_frames_of_wan_that_cannot_be_divided(self, scope):
+        """The first is left whole, and the others merge over time."""
+        patcher = FAMILIES["wan"].make()
+        model, _ = first_call(patcher, "wan")
+        args, kwargs = inputs_of(model, lambda: sample(patcher, "wan", steps=1))[0]
+        clip = torch.randn(*args[0].shape[:2], 7, *args[0].shape[3:])
+        with merged(model, scope=scope, region="tile", region_frames=2):
+            result = model(clip, *args[1:], **kwargs | {"transformer_options": {}})
+            state = state_of(model)
+            assert state.plan_of("block").grid.frames == 6
+            assert any("the first of 7 frames was left whole" in note for note in state.notes)
+        assert result.shape == clip.shape
+
 
 def test_residuals_of_a_controlnet_for_qwen_image():
     """They are added after every block: a run of blocks is then merged block by block."""

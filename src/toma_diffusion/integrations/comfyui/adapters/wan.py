@@ -48,6 +48,7 @@ class WanAdapter(ComfyAdapter):
             grids={"block": grid},
             image_at=before,
             lengths={"block": before + grid.num_tokens + after},
+            first_frame_apart=True,
             joint=True,
             block_by_block=replaced,
             blocks_left_alone="every frame has a time of its own" if has_times else None,
