@@ -53,7 +53,7 @@ class SearchBar:
         share = "" if self._processes == 1 else f" on each of {self._processes} processes"
         self._progress.console.print(
             f"Estimate: about {count} {thing}s{share}, of {steps} steps and {in_time(seconds)} each as the model is: "
-            f"{in_time(count * seconds)}, less if candidates are faster.",
+            f"{in_time(count * seconds)}; less if candidates are faster, more for warming up and decoding.",
             highlight=False,
             soft_wrap=True,
         )
