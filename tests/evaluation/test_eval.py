@@ -67,7 +67,7 @@ def command(given):
         ),
         *("--metrics", METRICS, "--lpips-weights", str(given / "lpips.safetensors")),
         *("--inception-weights", str(given / "features.pt"), "--real-images", str(given / "real")),
-        *("--output", str(output), *more),
+        *("--output", str(output), "--commit", "abc", *more),  # that of the checkout may change while this runs
     ]
 
 
