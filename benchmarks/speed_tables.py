@@ -44,10 +44,9 @@ def presets_table() -> str:
     lines = head("model | method | scope | removed | ms a step | baseline | speed-up | memory")
     for row in read(PRESETS_NOW):
         if row["ratio"]:
-            memory = float(row["peak_mib"]) / float(row["baseline_peak_mib"]) - 1
             lines.append(
                 f"| {_group(row)} | {label_of(row)} | {row['scope']} | {row['ratio']} | {float(row['step_ms']):.2f} "
-                f"| {float(row['baseline_ms']):.2f} | **{float(row['speedup']):.2f}×** | {memory:+.1%} |"
+                f"| {float(row['baseline_ms']):.2f} | {speed_up(row)} | {_memory(row)} |"
             )
     return "\n".join(lines)
 
@@ -59,12 +58,11 @@ def timed_table(name: str) -> str:
     newest = {(f"{row['model']}, {_size(row)}", row["steps"], _setting(row), row["ratio"]): row for row in rows}
     lines = head("model | steps | method | removed | ms a step | baseline | speed-up | memory")
     for (model, steps, setting, ratio), row in newest.items():
-        peak, before = float(row["peak_mib"]), float(row["baseline_peak_mib"])
         merges = float(ratio) > 0 and not _only_reuses(row)
         lines.append(
             f"| {model} | {steps} | {setting} | {f'{float(ratio):.0%}' if merges else ''} "
             f"| {_milliseconds(row['step_ms'])} | {_milliseconds(row['baseline_ms'])} | {speed_up(row)} "
-            f"| {peak / before - 1:+.1%} |"
+            f"| {_memory(row)} |"
         )
     return "\n".join(lines)
 
@@ -100,6 +98,11 @@ def _only_reuses(row: Row) -> bool:
     return float(row["steps"]) > float(json.loads(row["settings"]).get("max_steps", math.inf))
 
 
+def _memory(row: Row) -> str:
+    """The peak, compared with the baseline's."""
+    return f"{float(row['peak_mib']) / float(row['baseline_peak_mib']) - 1:+.1%}"
+
+
 def _milliseconds(value: str) -> str:
     return f"{float(value):.4g}" if float(value) < 1000 else f"{float(value):,.0f}"
 
@@ -112,11 +115,10 @@ def denoiser_table() -> str:
     rows = [row for row in read("denoiser_h200.csv") if row["method"] not in ("baseline", "lower-bound", "floor")]
     for group, members in groupby([row for row in rows if not row["cache"] and not row["pipeline_s"]], key=_group):
         for row in members:
-            memory = float(row["peak_mib"]) / float(row["baseline_peak_mib"]) - 1
             lines.append(
                 f"| {group} | {label_of(row)} | {row['scope']} | {row['ratio']} | {float(row['step_ms']):.1f} "
-                f"| {float(row['baseline_ms']):.1f} | **{float(row['speedup']):.2f}×** "
-                f"| {percent(row['over_lower_bound'])} | {percent(row['over_floor'])} | {memory:+.1%} |"
+                f"| {float(row['baseline_ms']):.1f} | {speed_up(row)} "
+                f"| {percent(row['over_lower_bound'])} | {percent(row['over_floor'])} | {_memory(row)} |"
             )
     return "\n".join(lines)
 
@@ -129,7 +131,7 @@ def pipeline_table() -> str:
             image, baseline = float(row["pipeline_s"]), float(row["baseline_pipeline_s"])
             lines.append(
                 f"| {_group(row)} | {row['steps']} | {label_of(row)} | {row['ratio']} | {float(row['step_ms']):.1f} "
-                f"| **{float(row['speedup']):.2f}×** | {image:.3f} | {baseline:.3f} | **{baseline / image:.2f}×** |"
+                f"| {speed_up(row)} | {image:.3f} | {baseline:.3f} | **{baseline / image:.2f}×** |"
             )
     return "\n".join(lines)
 
@@ -147,7 +149,7 @@ def cache_table() -> str:
             own = float(row["step_ms"])
             lines.append(
                 f"| {row['cache']} | {float(row['cache_hits']):.0%} | {label_of(row)} | {row['ratio']} "
-                f"| {alone[row['cache']]:.1f} | {own:.1f} | **{float(row['speedup']):.2f}×** | **{whole / own:.2f}×** |"
+                f"| {alone[row['cache']]:.1f} | {own:.1f} | {speed_up(row)} | **{whole / own:.2f}×** |"
             )
     return "\n".join(lines)
 
