@@ -125,11 +125,8 @@ for part in $parts; do
         finish ;;
     pipeline)  # what a user gets from handle.compile("graphs"): a denoiser step, and a whole pipeline of twenty
         # steps. Takes long: the whole denoiser is compiled once for each kind of step, 3 to 4 minutes each.
-        for method in toma-late toma-stage balanced; do
-            bench "pipeline-$method" --model sdxl --modes compiled --compile graphs --steps 20 --repeats 15 \
-                --methods $method --ratios 0.5 --bounds none --pipeline
-        done
-        finish ;;
+        python3 benchmarks/bench_pipeline.py ${COMMIT:+--commit "$COMMIT"} --take-turns "$folder/gpu.lock" \
+            --output "$folder/pipeline.csv" > "$folder/pipeline.log" 2>&1 || failed="$failed pipeline" ;;
     eager)  # the same without a compiler: its kernels, replayed, so that the CPU does not decide
         for model in sdxl sd15; do
             bench "eager-$model" --model $model $graph --compile none --bounds none \

@@ -24,7 +24,7 @@ MEASURED = 512
 
 @torch.no_grad()
 def encode(plan: Plan, sprites: Tensor, vae: AutoencoderKL, settings: WanSettings) -> Tensor:
-    """The latents of all clips, in half precision on the CPU. [clips, frames, channels, height, width]"""
+    """The latents of all clips, in half precision. [clips, frames, channels, height, width]"""
     at_once = max(1, FRAMES_AT_ONCE // settings.frames)
     time = whole_clip(settings.frames, sprites.device)
     latents: list[Tensor] = []
@@ -33,7 +33,7 @@ def encode(plan: Plan, sprites: Tensor, vae: AutoencoderKL, settings: WanSetting
             clips = render(plan.take(slice(start, start + at_once)), sprites, time, settings.image_size)
             frames = clips.flatten(0, 1).to(vae.dtype, memory_format=torch.channels_last)
             encoded = vae.encode(frames).latent_dist.mean
-            latents.append(encoded.half().unflatten(0, clips.shape[:2]).cpu())
+            latents.append(encoded.half().unflatten(0, clips.shape[:2]))
             progress.update((start + len(clips)) / len(plan), f"{start + len(clips)} clips")
     return torch.cat(latents)
 
@@ -46,7 +46,7 @@ def finished_vae(plan: Plan, sprites: Tensor, settings: WanSettings, place: Plac
     vae = autoencoder_of(place)
     averaged(vae, place.work / "vae.pt")
     vae.to(place.device)
-    normalise(vae, encode(plan.take(slice(0, MEASURED)), sprites, vae, settings).to(place.device))
+    normalise(vae, encode(plan.take(slice(0, MEASURED)), sprites, vae, settings))
     return vae
 
 
@@ -75,7 +75,7 @@ def prepare_clips(data: Path, settings: WanSettings, place: Place, limit: int | 
 
 @dataclass(frozen=True)
 class ClipBatches:
-    """Latents and captions on the device, 1.6 GB of them. Batches are drawn there."""
+    """Latents and captions on the device, 1.1 GB of them. Batches are drawn there."""
 
     latents: Tensor  # [clips, frames, channels, height, width]
     tokens: Tensor  # [clips, tokens]

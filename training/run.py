@@ -52,7 +52,7 @@ SHARES = {
     "unet": {"vae": 0.22, "diffusion": 0.70},
     "flux": {"vae": 0.11, "diffusion": 0.74},
     "4step": {"distill": 0.85},
-    "wan": {"vae": 0.18, "diffusion": 0.62},
+    "wan": {"vae": 0.14, "diffusion": 0.7},
 }
 """Of the minutes of `all`; what is left is for reading, encoding, exporting and sampling."""
 DENOISERS = {"unet": "unet", "flux": "transformer", "wan": "transformer"}

@@ -152,8 +152,8 @@ class WanSettings(Settings):
     vae_rate: float = 8e-4
     kl_weight: float = 1e-6
     frames: int = 16
-    clips: int = 12_288
-    """How many are rendered: 1.6 GB of latents."""
+    clips: int = 8192
+    """How many are rendered: 1.1 GB of latents."""
     garments: int = 30
     """The most photographs of one kind of garment."""
     caption_dropout: float = 0.1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -102,7 +102,8 @@ class Runner:
             self.progress.advance(bar)
             if found is not None:
                 measured[cell] = found
-                self.records.append(self._row(task.group, comparisons.get(cell, Comparison(cell)), measured))
+                comparison, attention = comparisons.get(cell, Comparison(cell)), attention_of(self.denoiser.model)
+                self.records.append(row_of(task.group, comparison, measured, self.facts, attention))
             elif cell is BASELINE_CELL:
                 self._say(f"Left out, for want of a baseline: {task.group}")
                 self.failures += len(task.cells) - 1
@@ -175,37 +176,41 @@ class Runner:
             self._end_to_end = self.make_end_to_end()
         return self._end_to_end
 
-    def _row(self, group: Group, comparison: Comparison, measured: dict[Cell, Measured]) -> Row:
-        own, baseline = measured[comparison.cell], measured[BASELINE_CELL]
-        step_ms, baseline_ms = round(own.timing.median, 4), round(baseline.timing.median, 4)
-        lower_bound_ms, floor_ms = (
-            round(measured[cell].timing.median, 4) if cell in measured else None
-            for cell in (comparison.lower_bound, comparison.floor)
-        )
-        texts: dict[str, Any] = group.key | comparison.cell.key | asdict(self.facts)
-        return Row(
-            **texts,
-            step_ms=step_ms,
-            step_ms_p20=round(own.timing.p20, 4),
-            step_ms_p80=round(own.timing.p80, 4),
-            baseline_ms=baseline_ms,
-            speedup=round(baseline_ms / step_ms, 4),
-            lower_bound_ms=lower_bound_ms,
-            over_lower_bound=round(step_ms / lower_bound_ms - 1, 4) if lower_bound_ms else None,
-            floor_ms=floor_ms,
-            over_floor=round(step_ms / floor_ms - 1, 4) if floor_ms else None,
-            peak_mib=_rounded(own.peak_mib, 1),
-            baseline_peak_mib=_rounded(baseline.peak_mib, 1),
-            pipeline_s=_rounded(own.pipeline_s, 4),
-            baseline_pipeline_s=_rounded(baseline.pipeline_s, 4),
-            cache_hits=_rounded(own.cache_hits, 4),
-            backend=own.backend,
-            attention=attention_of(self.denoiser.model),
-            date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        )
-
     def _say(self, line: str) -> None:
         self.progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def row_of(
+    group: Group, comparison: Comparison, measured: Mapping[Cell, Measured], facts: Facts, attention: str
+) -> Row:
+    """A measured cell beside the baseline and the bounds that were measured with it."""
+    own, baseline = measured[comparison.cell], measured[BASELINE_CELL]
+    step_ms, baseline_ms = round(own.timing.median, 4), round(baseline.timing.median, 4)
+    lower_bound_ms, floor_ms = (
+        round(measured[cell].timing.median, 4) if cell is not None and cell in measured else None
+        for cell in (comparison.lower_bound, comparison.floor)
+    )
+    texts: dict[str, Any] = group.key | comparison.cell.key | asdict(facts)
+    return Row(
+        **texts,
+        step_ms=step_ms,
+        step_ms_p20=round(own.timing.p20, 4),
+        step_ms_p80=round(own.timing.p80, 4),
+        baseline_ms=baseline_ms,
+        speedup=round(baseline_ms / step_ms, 4),
+        lower_bound_ms=lower_bound_ms,
+        over_lower_bound=round(step_ms / lower_bound_ms - 1, 4) if lower_bound_ms else None,
+        floor_ms=floor_ms,
+        over_floor=round(step_ms / floor_ms - 1, 4) if floor_ms else None,
+        peak_mib=_rounded(own.peak_mib, 1),
+        baseline_peak_mib=_rounded(baseline.peak_mib, 1),
+        pipeline_s=_rounded(own.pipeline_s, 4),
+        baseline_pipeline_s=_rounded(baseline.pipeline_s, 4),
+        cache_hits=_rounded(own.cache_hits, 4),
+        backend=own.backend,
+        attention=attention,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
 
 
 def _describe(cell: Cell) -> str:

@@ -158,17 +158,24 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def peak_mib(run: Callable[[], object], device: torch.device) -> float | None:
-    """The most memory in use at any moment of a run, weights included. Not known on a CPU."""
-    if device.type != "cuda":
-        run()
-        return None
-    torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for every stream that was ever used, by earlier cells too
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() / MIB
+@dataclass
+class PeakMemory:
+    """The most memory in use at any moment inside the `with`, weights included. Not known on a CPU."""
+
+    device: torch.device
+    mib: float | None = None
+
+    def __enter__(self) -> PeakMemory:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for every stream that was ever used, by earlier cells too
+            torch.cuda.reset_peak_memory_stats()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            self.mib = torch.cuda.max_memory_allocated() / MIB
 
 
 def compile_model(generation: Generation, how: str, *, fullgraph: bool = True, backend: str = "inductor") -> None:

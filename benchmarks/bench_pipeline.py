@@ -1,0 +1,173 @@
+"""Time whole pipelines whose denoiser is compiled as a whole: what a user gets from `handle.compile("graphs")`.
+
+    python benchmarks/bench_pipeline.py [--model sdxl] [--methods toma-stage,balanced] [--output FILE] [--commit COMMIT]
+
+`toma bench --pipeline` compiles one method after another, several minutes each. Here every method has a process of its
+own: all compile at once, and then they are timed one at a time, the baseline first and last. Without a GPU it runs
+small models, to try it out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from toma_diffusion.bench.measure import Measured, attention_of, measure
+from toma_diffusion.bench.models import Denoiser, build
+from toma_diffusion.bench.pipelines import RandomPipeline
+from toma_diffusion.bench.records import Records, claimed
+from toma_diffusion.bench.runner import BASELINE_CELL, row_of
+from toma_diffusion.bench.scenario import Comparison, Group
+from toma_diffusion.bench.turns import Turns
+from toma_diffusion.experiments.cells import Cell, MethodSpec, cells_of
+from toma_diffusion.experiments.facts import gather_facts
+from toma_diffusion.experiments.parsing import Resolution, split_list
+
+READY, GO = "ready", "go"
+
+
+class Told(Turns):
+    """The turn comes when the parent process says so."""
+
+    def __init__(self, parent: Connection) -> None:
+        super().__init__()
+        self.parent = parent
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Say that everything is compiled, and wait."""
+        self.parent.send(READY)
+        if self.parent.recv() != GO:
+            raise RuntimeError("the parent process ended the benchmark")
+        yield
+
+
+def denoiser_of(options: argparse.Namespace) -> Denoiser:
+    """Without weights as yet."""
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return build(options.model, small=device.type == "cpu", device=device)
+
+
+def group_of(options: argparse.Namespace, denoiser: Denoiser) -> Group:
+    """What all methods have in common."""
+    resolution = Resolution.parse(options.resolution or denoiser.default_size, denoiser.family.multiple)
+    dtype = str(denoiser.dtype).removeprefix("torch.")
+    return Group(
+        denoiser.name, resolution, denoiser.default_batch, "compiled", options.compile, options.steps, None, dtype
+    )
+
+
+def time_cell(parent: Connection, options: argparse.Namespace, cell: Cell) -> None:
+    """In a process of its own: compile, wait for the turn, time, and send the result or the error."""
+    try:
+        denoiser = denoiser_of(options)
+        denoiser.materialize()
+        around = RandomPipeline(options.model, denoiser, small=denoiser.device.type == "cpu")
+        found: Measured | str = measure(
+            denoiser,
+            group_of(options, denoiser),
+            cell,
+            repeats=options.repeats,
+            end_to_end=around,
+            turns=Told(parent),
+            stage=lambda text: print(f"{text} {cell.method}", flush=True),
+        )
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    parent.send(found)
+
+
+@dataclass
+class Child:
+    """A process, and what it sent."""
+
+    cell: Cell
+    process: multiprocessing.process.BaseProcess
+    pipe: Connection
+    found: Measured | str = ""
+
+    def receive(self) -> bool:
+        """Wait for its next message. False if it was the last one, which `found` then is."""
+        try:
+            message = self.pipe.recv()
+        except EOFError:
+            message = "the process died"
+        if message == READY:
+            return True
+        self.found = message
+        return False
+
+
+def children_of(options: argparse.Namespace, cells: list[Cell]) -> list[Child]:
+    """One process a cell, already compiling."""
+    context = multiprocessing.get_context("spawn")
+    children = []
+    for cell in cells:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=time_cell, args=(theirs, options, cell), daemon=True)
+        process.start()
+        theirs.close()
+        children.append(Child(cell, process, ours))
+    return children
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure all, and write their rows. Returns how many failed."""
+    denoiser = denoiser_of(options)
+    group, facts = group_of(options, denoiser), gather_facts(denoiser.device, options.commit)
+    specs = [MethodSpec.parse(text) for text in split_list(options.methods)]
+    methods = list(cells_of(denoiser.model, specs, [options.ratio], ()))
+    with claimed(options.output), Turns(options.take_turns) as turns:
+        records = Records(options.output)
+        turns.prepare()
+        children = children_of(options, [BASELINE_CELL, *methods, BASELINE_CELL])
+        waiting = [child for child in children if child.receive()]
+        with turns.alone():
+            for child in waiting:
+                child.pipe.send(GO)
+                child.receive()
+        measured: dict[Cell, Measured] = {}
+        for child in children:
+            if isinstance(child.found, Measured):
+                measured.setdefault(child.cell, child.found)
+        first_row = len(records.rows)
+        if BASELINE_CELL in measured:
+            for cell, found in measured.items():
+                row = row_of(group, Comparison(cell), measured, facts, attention_of(denoiser.model))
+                records.append(row)
+                print(f"{cell.method}: {found.timing.median:.2f} ms a step, {found.pipeline_s:.3f} s an image")
+        first, last = children[0].found, children[-1].found
+        if isinstance(first, Measured) and isinstance(last, Measured):
+            records.note_drift(first_row, round(last.timing.median / first.timing.median - 1, 4))
+    failed = [child for child in children if not isinstance(child.found, Measured)]
+    for child in failed:
+        print(f"Failed: {child.cell.method} ({group}): {child.found}")
+    return len(failed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="sdxl")
+    parser.add_argument("--methods", default="toma-stage,balanced", help="as in toma bench")
+    parser.add_argument("--ratio", type=float, default=0.5, help="of the tokens that are removed, where any are")
+    parser.add_argument("--compile", choices=("graphs", "whole", "block"), default="graphs")
+    parser.add_argument("--resolution", default="", help="default: that of the model")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--device", default="")
+    parser.add_argument("--take-turns", type=Path, help="lock file that benchmarks on one GPU share")
+    parser.add_argument("--output", type=Path, default=Path("pipeline.csv"), help="CSV file to append to")
+    parser.add_argument("--commit", help="to record; default: that of the checkout")
+    sys.exit(1 if run(parser.parse_args()) else 0)
+
+
+if __name__ == "__main__":
+    main()
