@@ -5,6 +5,8 @@
 `toma bench --pipeline` compiles one method after another, several minutes each. Here every method has a process of its
 own: all compile at once, and then they are timed one at a time, the baseline first and last. Without a GPU it runs
 small models, to try it out.
+
+With --take-turns it waits for others before it times anything, but others do not wait while it compiles.
 """
 
 from __future__ import annotations
@@ -127,9 +129,9 @@ def run(options: argparse.Namespace) -> int:
     methods = list(cells_of(denoiser.model, specs, [options.ratio], ()))
     with claimed(options.output), Turns(options.take_turns) as turns:
         records = Records(options.output)
-        turns.prepare()
         children = children_of(options, [BASELINE_CELL, *methods, BASELINE_CELL])
         waiting = [child for child in children if child.receive()]
+        print(f"{len(waiting)} of {len(children)} are compiled.", flush=True)
         with turns.alone():
             for child in waiting:
                 child.pipe.send(GO)

@@ -69,7 +69,7 @@ def measure(
             undo.enter_context(ready.applied(pipe, steps))
         hits = caching.share_of_hits(generation) if is_cached else None
         if is_compiled:
-            undo.callback(forget_compiled, denoiser.model, free=group.mode != "graph")
+            undo.callback(forget_compiled, denoiser.model, free=group.mode != "graph" and not denoiser.is_large)
             compile_model(generation, group.compile, fullgraph=not is_cached)
         stage("compiling" if is_compiled else "warming up")
         few = len(generation.calls) if is_cached else generation.representative_steps()

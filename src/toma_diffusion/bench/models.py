@@ -23,6 +23,8 @@ from toma_diffusion.errors import UsageError
 from toma_diffusion.pipelines.checkpoints import DEMO_MODELS, can_be_opened, half_precision, open_pipeline
 
 SMALL_TEXT_TOKENS = 77
+LARGE = 5_000_000_000
+"""Parameters of a model whose steps take a tenth of a second or more on any GPU."""
 
 
 @dataclass(eq=False)
@@ -48,6 +50,11 @@ class Denoiser:
     def config(self) -> Any:
         """The model's own settings, by name."""
         return self.model.config
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a GPU is busy with one call for so long that the CPU is always ahead of it."""
+        return sum(parameter.numel() for parameter in self.model.parameters()) >= LARGE
 
     @property
     def default_size(self) -> str:

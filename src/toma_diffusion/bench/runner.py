@@ -117,7 +117,7 @@ class Runner:
         """Time the baseline once more. On a machine shared with other work it once came out 40 times too slow, with
         hardly any spread, and made every method look 48 times faster. Its steps are all alike, so that those of a
         second are enough."""
-        enough = max(2, round(1000 / baseline.timing.median))
+        enough = max(1, round(1000 / baseline.timing.median))
         shorter = group if group.cache is not None else replace(group, steps=min(group.steps, enough))
         again = self._try(shorter, BASELINE_CELL, bar, with_pipeline=False)
         if again is None:

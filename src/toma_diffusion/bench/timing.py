@@ -192,7 +192,8 @@ def compile_model(generation: Generation, how: str, *, fullgraph: bool = True, b
 
 def forget_compiled(model: nn.Module, *, free: bool) -> None:
     """Undo `compile_model`. To `free` what was compiled costs the next cell its own, where both share blocks; to keep
-    it costs every compiled call a look through more variants, which matters unless CUDA graphs are replayed."""
+    it costs every compiled call a look through more variants, which matters unless CUDA graphs are replayed or the GPU
+    is far behind the CPU."""
     undo_compile(model)
     if free:
         torch.compiler.reset()
