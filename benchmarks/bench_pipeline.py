@@ -132,23 +132,25 @@ def run(options: argparse.Namespace) -> int:
         children = children_of(options, [BASELINE_CELL, *methods, BASELINE_CELL])
         waiting = [child for child in children if child.receive()]
         print(f"{len(waiting)} of {len(children)} are compiled.", flush=True)
+        measured: dict[Cell, Measured] = {}
+        first_row = len(records.rows)
         with turns.alone():
             for child in waiting:
                 child.pipe.send(GO)
                 child.receive()
-        measured: dict[Cell, Measured] = {}
-        for child in children:
-            if isinstance(child.found, Measured):
-                measured.setdefault(child.cell, child.found)
-        first_row = len(records.rows)
-        if BASELINE_CELL in measured:
-            for cell, found in measured.items():
-                row = row_of(group, Comparison(cell), measured, facts, attention_of(denoiser.model))
-                records.append(row)
-                print(f"{cell.method}: {found.timing.median:.2f} ms a step, {found.pipeline_s:.3f} s an image")
-        first, last = children[0].found, children[-1].found
-        if isinstance(first, Measured) and isinstance(last, Measured):
-            records.note_drift(first_row, round(last.timing.median / first.timing.median - 1, 4))
+                found, is_again = child.found, child.cell in measured
+                if not isinstance(found, Measured):
+                    continue
+                step, image = found.timing.median, found.pipeline_s
+                print(f"{child.cell.method}: {step:.2f} ms a step, {image:.3f} s an image", flush=True)
+                if is_again:
+                    drift = found.timing.median / measured[child.cell].timing.median - 1
+                    records.note_drift(first_row, round(drift, 4))
+                    continue
+                measured[child.cell] = found
+                if BASELINE_CELL in measured:
+                    row = row_of(group, Comparison(child.cell), measured, facts, attention_of(denoiser.model))
+                    records.append(row)
     failed = [child for child in children if not isinstance(child.found, Measured)]
     for child in failed:
         print(f"Failed: {child.cell.method} ({group}): {child.found}")
