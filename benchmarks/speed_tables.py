@@ -20,15 +20,20 @@ METHODS = (
 )
 """In the order of the paper's Tables 1 and 9, ours after them."""
 FILES = (
-    *("presets_h200.csv", "reuse_h200.csv", "today_h200.csv", "video_h200.csv"),
+    *("presets_h200.csv", "reuse_h200.csv", "today_h200.csv", "video_h200.csv", "pipeline_h200.csv"),
     *("denoiser_h200.csv", "methods_h200.csv", "merge_h200.csv", "ops_h200.csv"),
 )
 PRESETS_NOW = "presets_h200.csv"
-"""Where the presets are timed as they are now. `toma-stage` and `toma-late` of older files are older."""
+"""Where the presets are timed as they are now."""
+OLDER = ("denoiser_h200.csv", "methods_h200.csv")
+"""`toma-stage` and `toma-late` of these are as they were before."""
 REUSE = "reuse_h200.csv"
 LARGER_MODELS = {
     "flux2": "FLUX.2-dev",
     "flux2-klein": "FLUX.2-klein 9B",
+    "qwen-image": "Qwen-Image",
+    "z-image": "Z-Image",
+    "krea2": "Krea 2",
     "wan-480p": "Wan 14B",
     "wan": "Wan 14B",
 }
@@ -54,7 +59,7 @@ def presets_table() -> str:
 def timed_table(name: str) -> str:
     """All rows of a file, each with its baseline: `reuse` is reuse_h200.csv. Of a setting that was timed again, the
     last."""
-    rows = [row for row in read(f"{name}_h200.csv") if row["ratio"]]
+    rows = [row for row in read(f"{name}_h200.csv") if row["ratio"] and row["method"] != "floor"]
     newest = {(f"{row['model']}, {_size(row)}", row["steps"], _setting(row), row["ratio"]): row for row in rows}
     lines = head("model | steps | method | removed | ms a step | baseline | speed-up | memory")
     for (model, steps, setting, ratio), row in newest.items():
@@ -67,14 +72,25 @@ def timed_table(name: str) -> str:
     return "\n".join(lines)
 
 
+LARGER_COLUMNS = {
+    "`toma-stage`, 50% of the tokens removed": ("`toma-stage`", "0.5"),
+    "75%": ("`toma-stage`", "0.75"),
+    "`reuse`": ("`reuse`, every second step reused", "0"),
+    "both, 50%": ("`toma-stage`, every second step reused", "0.5"),
+}
+"""A setting and its ratio."""
+
+
 def larger_table() -> str:
-    """Merging alone on models after Flux.1, in the README."""
-    lines = head("`toma-stage`, speed-up | 50% of the tokens removed | 75%")
-    rows = [row for name in ("today", "video") for row in read(f"{name}_h200.csv") if _setting(row) == "`toma-stage`"]
+    """Merging, reuse and both on models after Flux.1, in the README."""
+    lines = head(" | ".join(["speed-up", *LARGER_COLUMNS]))
+    rows = [row for name in ("today", "video") for row in read(f"{name}_h200.csv") if row["ratio"]]
     for model, name in LARGER_MODELS.items():
-        found = {row["ratio"]: row for row in rows if row["model"] == model}
-        cells = [speed_up(found[ratio]) if ratio in found else MISSING for ratio in ("0.5", "0.75")]
-        lines.append("| " + " | ".join([f"{name}, {_size(found['0.5'])}", *cells]) + " |")
+        for size in dict.fromkeys(_size(row) for row in rows if row["model"] == model):
+            here = [row for row in rows if (row["model"], _size(row)) == (model, size)]
+            found = {(_setting(row), row["ratio"]): row for row in here}
+            cells = [speed_up(found[key]) if key in found else MISSING for key in LARGER_COLUMNS.values()]
+            lines.append("| " + " | ".join([f"{name}, {size}", *cells]) + " |")
     return "\n".join(lines)
 
 
@@ -126,11 +142,12 @@ def denoiser_table() -> str:
 def pipeline_table() -> str:
     """Rows of few steps, and the time of an image with text encoders and decoder."""
     lines = head("model | steps | method | removed | ms a step | speed-up | s an image | of the baseline's | speed-up")
-    for row in read("denoiser_h200.csv"):
+    for row in [*read("pipeline_h200.csv"), *read("denoiser_h200.csv")]:
         if row["pipeline_s"] and row["ratio"]:
             image, baseline = float(row["pipeline_s"]), float(row["baseline_pipeline_s"])
+            removed = "" if _only_reuses(row) else row["ratio"]
             lines.append(
-                f"| {_group(row)} | {row['steps']} | {label_of(row)} | {row['ratio']} | {float(row['step_ms']):.1f} "
+                f"| {_group(row)} | {row['steps']} | {label_of(row)} | {removed} | {float(row['step_ms']):.1f} "
                 f"| {speed_up(row)} | {image:.3f} | {baseline:.3f} | **{baseline / image:.2f}×** |"
             )
     return "\n".join(lines)
@@ -225,7 +242,7 @@ def label_of(row: Row) -> str:
     label = f"`{row['method']}`"
     if row["method"] == "toma" and settings.get("scale") != "inf":
         return label + ", `scale=1000`"
-    if row["method"] in ("toma-stage", "toma-late") and (row["file"] != PRESETS_NOW or "share" in settings):
+    if row["method"] in ("toma-stage", "toma-late") and (row["file"] in OLDER or "share" in settings):
         return label + " as it was"
     return label + (", `skip_blocks=()`" if settings.get("skip_blocks") == [] else "")
 
