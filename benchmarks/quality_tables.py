@@ -31,7 +31,9 @@ NOMINAL_GAINS = (1.15, 1.25, 1.33, 1.43, 1.67, 2.0, 2.5)
 EQUAL_TIME_METHODS = {"toma-late": "0.5", "toma-stage": "0.5", "tomesd": "0.5", "tofu": "0.5", "todo": "0.75"}
 """What is compared with fewer steps: every method at the ratio that was timed."""
 CONDITIONS = {
+    "50 steps": ("bundled", "50"),
     "20 steps": ("bundled", "20"),
+    "8 steps": ("bundled", "8"),
     "4 steps": ("bundled", "4"),
     "4-step model": ("4step", "4"),
 }
@@ -161,7 +163,7 @@ and all methods, in the order of their gain at {USUAL_STEPS} steps."""
 def reuse_table(model: str) -> str:
     """All that reuses over time: the share of the steps, the gain in time, and LPIPS."""
     rows = [row for row in read(f"quality_{model}.csv") if row["run"] == "reuse"]
-    steps = [each for each in ("20", "8", "4") if any(row["steps"] == each for row in rows)]
+    steps = [each for each in ("50", "20", "8", "4") if any(row["steps"] == each for row in rows)]
     lines = head(" | ".join(["", *(f"{each} steps: reused, gain, LPIPS" for each in steps)]))
     titles = {row["title"] for row in rows}
     presets = [title for title in PRESETS_OF_REUSE if title in titles]

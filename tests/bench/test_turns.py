@@ -4,11 +4,13 @@ import signal
 import subprocess
 import sys
 import threading
+from time import sleep
 
 import pytest
 
 from toma_diffusion.bench.turns import Turns
 
+fcntl = pytest.importorskip("fcntl")  # not on Windows, where nobody takes turns
 SOON = 0.2
 
 
@@ -21,6 +23,16 @@ def started(work) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
+
+
+def is_held(path) -> bool:
+    """Whether another than the caller has locked the file."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def test_they_prepare_side_by_side(path):
@@ -93,8 +105,9 @@ def test_who_waits_to_time_comes_before_who_would_prepare_again(path):
     with Turns(path) as first:
         first.prepare()
         thread = started(second)
-        waiting.wait(10)
-        threading.Event().wait(SOON)  # by now the second waits for the first
+        waiting.wait()
+        while not is_held(path.with_name(f"{path.name}.gate")):  # then the second waits for the first
+            sleep(0.001)
         first.prepare()  # which prepares already and must not wait for the second in turn
         with first.alone():
             pass

@@ -96,13 +96,10 @@ def run(command: list[str]) -> subprocess.Popen:
 
 
 def wait_for(process: subprocess.Popen, output: Path, pattern: str, count: int) -> None:
-    """Until there are so many files."""
-    for _ in range(6000):
-        if len(list(output.glob(pattern))) >= count:
-            return
+    """Until there are so many files, however long a busy machine takes."""
+    while len(list(output.glob(pattern))) < count:
         assert process.poll() is None, "it ended too early"
         time.sleep(0.01)
-    raise TimeoutError(pattern)
 
 
 def times_of(output: Path) -> dict[Path, int]:
@@ -394,23 +391,14 @@ def test_a_table_of_the_paper(command, tmp_path):
 
 @pytest.mark.slow
 def test_killed_runs_are_finished_with_the_same_table(whole, command, tmp_path):
+    """One process is killed while it generates, then one of two while they score; two processes finish."""
     output = tmp_path / "run"
-    for pattern, count in (("images/*/*.png", IMAGES // 3), ("scores/*/*.json", 3)):
-        process = run([sys.executable, "-m", "toma_diffusion.cli", *command(output)])
-        wait_for(process, output, pattern, count)
-        before = times_of(output)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert not (output / "table.csv").exists()
-    result = invoke(command(output))
-    assert result.exit_code == 0, result.output
-    assert before.items() <= times_of(output).items()  # existing images were kept
-    assert lasting(output) == lasting(whole[0])
-
-
-@pytest.mark.slow
-def test_two_processes_one_of_them_killed(whole, command, tmp_path):
-    output = tmp_path / "run"
+    alone = run([sys.executable, "-m", "toma_diffusion.cli", *command(output)])
+    wait_for(alone, output, "images/*/*.png", IMAGES // 3)
+    before = times_of(output)
+    alone.send_signal(signal.SIGKILL)
+    alone.wait()
+    assert len(before) < IMAGES
     launch = [
         # Accelerate's own --cpu starts one process only, unless MPI starts it; --device cpu among ours gives gloo.
         *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"),
@@ -429,11 +417,14 @@ def test_two_processes_one_of_them_killed(whole, command, tmp_path):
         *("-m", "toma_diffusion.cli", *command(output)),
     ]
     launcher = run(launch)
-    wait_for(launcher, output, "images/*/*.png", 4)
+    wait_for(launcher, output, "scores/*/*.json", 3)
     workers = [child for child in psutil.Process(launcher.pid).children() if "LOCAL_RANK" in child.environ()]
     assert {worker.environ()["LOCAL_RANK"] for worker in workers} == {"0", "1"}
     next(worker for worker in workers if worker.environ()["LOCAL_RANK"] == "1").kill()
     assert launcher.wait() != 0
     assert not (output / "table.csv").exists()
+    generated = times_of(output)
+    assert before.items() <= generated.items()  # existing images were kept
     assert run(launch).wait() == 0
+    assert times_of(output) == generated
     assert lasting(output) == lasting(whole[0])

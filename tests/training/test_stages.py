@@ -135,8 +135,8 @@ def test_killed_it_goes_on(command, tmp_path, capsys):
     arguments = [sys.executable, "-m", "training.run", *command("vae", tmp_path, "--checkpoint-seconds", "0.2")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "vae.csv").exists() and process.poll() is None and time.monotonic() < deadline:
+    while not (tmp_path / "vae.csv").exists():  # however long a busy machine takes
+        assert process.poll() is None, "it ended too early"
         time.sleep(0.05)
     process.kill()
     process.wait()
