@@ -55,8 +55,8 @@ def same_steps(family, model: nn.Module, eager: nn.Module, seed: int, steps: int
     ("name", "scope", "backend", "selection"),
     [
         ("sd15", "stage", "eager", "facility-location"),
-        ("sdxl", "module", "eager", "strided"),
-        ("sdxl", "block", "aot_eager", "facility-location"),
+        ("sdxl", "module", "aot_eager", "strided"),
+        ("sdxl", "block", "eager", "facility-location"),
         ("flux", "stage", "aot_eager", "strided"),
         ("sd3", "block", "aot_eager", "strided"),
         ("pixart", "stage", "aot_eager", "facility-location"),

@@ -4,6 +4,7 @@ import copy
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 
 import accelerate
 import diffusers
@@ -857,6 +858,7 @@ class TestSharedDenoiser:
                 pipe.set_progress_bar_config(disable=True)
             return first, second
 
+        @cache
         def fresh(which, seed):
             pipes = pair()
             apply_toma(pipes[0], PLAIN, **STRIDED, scope=scope, select_every=3, reweigh_every=2)
