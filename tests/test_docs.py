@@ -76,8 +76,8 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @pytest.fixture
 def tiny_hub(monkeypatch, tmp_path):
-    """Pages load real models onto a GPU and compile them. Here tiny ones on the CPU stand in, generate images in a fifth
-    of the steps, by default four, and are not compiled to machine code."""
+    """Pages load real models onto a GPU and compile them. Here tiny ones on the CPU stand in. They generate images in a
+    fifth of the steps (four by default) and are not compiled to machine code."""
 
     def put_tiny_in_place(model_class):
         load = model_class.from_pretrained.__func__
@@ -90,8 +90,6 @@ def tiny_hub(monkeypatch, tmp_path):
 
         monkeypatch.setattr(model_class, "from_pretrained", classmethod(from_pretrained))
 
-    for model_class in (DiffusionPipeline, ModelMixin, SchedulerMixin):
-        put_tiny_in_place(model_class)
     def take_few_steps(pipeline_class):
         generate = pipeline_class.__call__
 
@@ -100,6 +98,8 @@ def tiny_hub(monkeypatch, tmp_path):
 
         monkeypatch.setattr(pipeline_class, "__call__", few_steps)
 
+    for model_class in (DiffusionPipeline, ModelMixin, SchedulerMixin):
+        put_tiny_in_place(model_class)
     for pipeline_class in (StableDiffusionXLPipeline, FluxPipeline):
         take_few_steps(pipeline_class)
     small = {"num_inference_steps": 2, "height": 32, "width": 32}

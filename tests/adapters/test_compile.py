@@ -21,10 +21,11 @@ GRAPHS_BY_BLOCK = {"sd15": 6, "sdxl": 4, "flux": 8, "sd3": 6, "pixart": 4}
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler():
-    gc.freeze()  # what earlier tests compiled: torch asks for many collections while it compiles
+    gc.freeze()  # torch collects often while it compiles: without this, each time through what earlier tests left
     torch.compiler.reset()
     yield
     torch.compiler.reset()
+    gc.unfreeze()
 
 
 def merged_pair(family, changes=None, **settings) -> tuple[nn.Module, nn.Module]:
