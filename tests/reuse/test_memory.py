@@ -9,7 +9,7 @@ SHAPES = [[(2, 6, 4)], [(2, 3, 4), (2, 5, 4)]]
 """Of two parts, the second with two streams."""
 
 
-def line(step: int) -> list[list[torch.Tensor]]:
+def line(step: float) -> list[list[torch.Tensor]]:
     """Changes that are linear in the step."""
     generator = torch.Generator().manual_seed(0)
     return [
@@ -22,7 +22,7 @@ def line(step: int) -> list[list[torch.Tensor]]:
     ]
 
 
-def memory(order: int) -> Memory:
+def memory(order: float) -> Memory:
     return Memory(SHAPES, order=order, dtype=torch.float64)
 
 
@@ -74,6 +74,16 @@ def test_order_0_copies(steps):
         compute(remembered, step)
     for step in (6, 9):
         assert equal(recall(remembered, step), line(steps[-1]))
+
+
+@pytest.mark.parametrize("order", [0.25, 0.5, 0.75])
+@pytest.mark.parametrize("steps", [(0, 1), (0, 1, 5)], ids=str)
+def test_an_order_between_goes_that_share_of_the_way(order, steps):
+    remembered = memory(order)
+    for step in steps:
+        compute(remembered, step)
+    last = steps[-1]
+    same(recall(remembered, last + 4), line(last + 4 * order))
 
 
 def test_order_1_copies_after_one_computed_step():

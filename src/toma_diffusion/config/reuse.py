@@ -17,7 +17,6 @@ from toma_diffusion.errors import UsageError
 
 PARTS = ("blocks", "deep")
 UPDATES = ("nothing", "clusters", "destinations")
-ORDERS = (0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +57,10 @@ class Reuse:
     computed: tuple[int, ...] | None = None
     """The steps that are computed, counted from 0, in place of all that is said above. The others reuse."""
 
-    order: int = 1
-    """0 uses the change of the last computed step as it was, 1 continues the line through the last two. On the demo
-    models 1 is closer with many steps and a period of 2, 0 with longer periods and with few steps."""
+    order: float = 1
+    """How far the line through the last two computed changes is followed: 0 uses the last change as it was, 1 continues
+    the line, 0.5 goes half of the way. On the demo models 1 is closer with many steps and a period of 2, less with
+    longer periods and with few steps."""
 
     part: str = "blocks"
     """What is reused: the transformer `blocks`, or everything `deep`. That matters in UNets only: everything below the
@@ -87,9 +87,9 @@ class Reuse:
         self._set("start_steps", check_integer("start_steps", self.start_steps, minimum=1))
         if self.computed is not None:
             self._set("computed", self._valid_steps())
-        self._set("order", check_integer("order", self.order, minimum=0))
-        if self.order not in ORDERS:
-            raise UsageError(f"order={self.order} is not allowed: it must be 0 (copied) or 1 (continued in a line).")
+        rule = "0 (the last change as it was) to 1 (continued in a line)"
+        order = check_number("order", self.order, rule, lambda share: 0 <= share <= 1)
+        self._set("order", int(order) if order in (0, 1) else order)
         check_one_of("part", self.part, PARTS)
         check_one_of("update", self.update, UPDATES)
         self._set("keep", self._valid_names())

@@ -42,7 +42,8 @@ class Memory:
 
     Args:
         shapes: of what each part remembers, one or more tensors a part.
-        order: 0 remembers the last change, 1 also how it changed from step to step.
+        order: 0 remembers the last change; above it also how it changed from step to step, and goes that share of the way
+            along the line.
         dtype: of the changes; use that of the tokens.
         device: that of the tokens.
     """
@@ -51,12 +52,13 @@ class Memory:
         self,
         shapes: Sequence[Sequence[tuple[int, ...]]],
         *,
-        order: int,
+        order: float,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
+        self.order = order
         self.ahead = torch.zeros((), device=device)
-        """Steps since the last computed one."""
+        """Steps since the last computed one, times `order`."""
         self.per_step = torch.zeros((), device=device)
         """One over the number of steps between the last computed one and the one before it; 0 if there is none."""
         self.parts = []
@@ -90,4 +92,4 @@ class Memory:
         """Set the scalars for a step that reuses."""
         if self.step is None:
             raise RuntimeError(f"step {step} has nothing to reuse: no step of this generation was computed.")
-        self.ahead.fill_(step - self.step)
+        self.ahead.fill_(self.order * (step - self.step))

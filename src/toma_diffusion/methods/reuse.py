@@ -57,7 +57,9 @@ def describe_reuse(reuse: Reuse | None, parts: list[Part]) -> list[str]:
     below = any(stream.argument is None for part in parts for stream in part.streams)
     what = "everything below the first level, and of blocks above it" if below else "runs of blocks"
     what += ", image and text alike" if any(part.holds_text for part in parts) else ""
-    how = "continued in a line from the last two computed steps" if reuse.order else "as in the last computed step"
+    way = f" by {reuse.order:.0%} of the way" if 0 < reuse.order < 1 else ""
+    line = f"continued in a line from the last two computed steps{way}"
+    how = line if reuse.order else "as in the last computed step"
     lines = [f"reuse over time: {_when(reuse)}", f"reused are the changes of {what}, {how}"]
     if reuse.min_steps > 1:
         lines.append(f"nothing is reused in generations of fewer than {reuse.min_steps} steps")
