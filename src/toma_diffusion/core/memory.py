@@ -42,8 +42,8 @@ class Memory:
 
     Args:
         shapes: of what each part remembers, one or more tensors a part.
-        order: 0 remembers the last change. Above 0, also how it changed from step to step; that line is then followed by
-            this share of the way.
+        order: 0 remembers the last change. Above 0, also how it changed from step to step: the line is then followed by
+            that share of the way.
         dtype: of the changes; use that of the tokens.
         device: that of the tokens.
     """
