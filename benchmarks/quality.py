@@ -180,15 +180,19 @@ def caches(at: Conditions) -> list[str]:
 
 
 def reuse(at: Conditions) -> list[str]:
-    """Parts of the model reused over time: which, how often, from which step on; alone and with merging."""
+    """Parts of the model reused over time: how often, which steps are computed, how lines are followed; alone and with
+    merging."""
     deep = "part=deep"
     return [
         *("balanced", "fast", "faster"),
-        *(f"reuse:period={period};{deep};order={order}" for period in (2, 3, 4, 6) for order in (0, 1)),
-        *(f"reuse:period={period};{deep};start={start}" for period in (2, 3) for start in (0.1, 0.3, 0.4)),
-        *(f"reuse:period={period};order={order}" for period in (2, 3, 4) for order in (0, 1)),
-        *(f"toma-stage:ratio={ratio};period={period};{deep}" for ratio in (0.25, 0.5) for period in (2, 3)),
-        *(f"toma-late:ratio={ratio};period={period};{deep}" for ratio in (0.25, 0.5) for period in (2, 3)),
+        *(f"fast:period={period}" for period in (2, 3, 4)),
+        *(f"fast:growth={growth}" for growth in (1, 1.2, 2)),
+        *(f"fast:order={order}" for order in (0, 0.5, 1)),
+        "fast:part=blocks",
+        *(f"reuse:period=2;order={order}" for order in (0, 1)),
+        *(f"reuse:period={period};{deep}" for period in (2, 3)),
+        f"reuse:period=4;{deep};order=0",
+        *(f"{preset}:ratio={ratio};period=2;{deep}" for preset in ("toma-stage", "toma-late") for ratio in (0.25, 0.5)),
         *(
             f"toma-stage:ratio=0.5;skip_blocks=();order=0;period={period};update={update}"
             for update in ("clusters", "destinations")
@@ -282,14 +286,9 @@ def clip_caches(at: Conditions) -> list[str]:
 
 
 def clip_reuse(at: Conditions) -> list[str]:
-    """Blocks reused over time: the presets, how often, and how they are continued."""
-    periods = (2, 3, 4) if at.is_sweep else (2,)
-    return [
-        "balanced",
-        "fast",
-        "faster",
-        *(f"reuse:period={each};order={order}" for each in periods for order in (0, 1)),
-    ]
+    """Blocks reused over time: the presets, how often, which steps are computed, and how lines are followed."""
+    more = ["fast:growth=1", "fast:order=0", "fast:order=1", *(f"reuse:period=2;order={order}" for order in (0, 1))]
+    return ["balanced", "fast", "faster", "fast:period=2", "fast:period=4", *at.is_sweep * more]
 
 
 def together(at: Conditions) -> list[str]:

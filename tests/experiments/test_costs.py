@@ -181,7 +181,7 @@ class TestFile:
 LEFT_WHOLE = {"skip_blocks": [0, 1, 2, 3, 4]}
 STAGE = LEFT_WHOLE | {"select_every": 1, "reweigh_every": 1}
 LATE = STAGE | {"window": [0.5, 1.0], "min_tokens": 512}
-DEEP = {"part": "deep", "period": 4, "span": 0.2, "order": 0}
+DEEP = {"part": "deep", "period": 2, "order": 0}
 ROWS_OF_WAN = (
     ("toma-stage", "stage", 0.5, STAGE, 65, ""),
     ("toma-stage", "stage", 0.5, STAGE | {"region_frames": 1}, 58, ""),

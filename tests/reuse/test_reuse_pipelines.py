@@ -254,7 +254,7 @@ class TestTold:
 
     def test_steps_left_out(self):
         """A line goes on over the distance that was made."""
-        model, handle, _ = self.model(computed=(0, 3))
+        model, handle, _ = self.model(computed=(0, 3), order=1)
         handle.begin(9)
         for step in (0, 3, 8):
             handle.step(step)

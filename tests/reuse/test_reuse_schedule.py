@@ -1,6 +1,11 @@
 """Which steps are computed, which reuse, and which merge."""
 
+import math
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from toma_diffusion import Action, Reuse, Schedule
 
@@ -29,17 +34,19 @@ def computed(num_steps: int, **fields) -> list[int]:
         ({}, 50, [*range(10), *range(11, 50, 2)]),
         ({"start": 0.1}, 30, [0, 1, 2, *range(4, 30, 2)]),  # 0.1 · 30 is just above 3
         ({"start": 1}, 8, list(range(8))),
-        ({"start": 0, "start_steps": 3}, 8, [0, 1, 2, 4, 6]),
-        ({"start": 0.5, "start_steps": 3}, 8, [0, 1, 2, 3, 5, 7]),  # the later of the two
-        ({"start": 0, "start_steps": 9}, 4, [0, 1, 2, 3]),
+        ({"start": 0, "period": 2.5}, 11, [0, 3, 5, 8, 10]),  # distances of 2 and 3 in turn
         ({"start": 0, "end": 0.25}, 8, [0, 2, 4, 6, 7]),
         ({"start": 0, "end": 0.25}, 4, [0, 2, 3]),
         ({"start": 0, "period": 15, "end": 0.1}, 20, [0, 15, 18, 19]),
         ({"start": 0, "end": 1}, 8, list(range(8))),
-        ({"start": 0, "period": 8, "span": 0.2}, 50, [*range(0, 50, 8)]),
-        ({"start": 0, "period": 8, "span": 0.2}, 20, [*range(0, 20, 4)]),
-        ({"start": 0, "period": 8, "span": 0.2}, 8, [0, 2, 4, 6]),  # never below 2
-        ({"start": 0, "period": 8, "span": 0}, 4, [0, 2]),
+        ({"start": 0, "period": 2.5, "growth": 1.5}, 20, [0, 1, 3, 5, 8, 11, 14, 18]),
+        ({"start": 0, "period": 2.5, "growth": 1.5, "min_computed": 5}, 8, [0, 1, 2, 4, 7]),
+        ({"start": 0, "period": 2.5, "growth": 1.5, "min_computed": 5}, 4, [0, 1, 3]),  # never all
+        ({"start": 0, "period": 2.5, "growth": 1.5, "min_computed": 5}, 2, [0]),
+        ({"start": 0, "period": 2.5, "growth": 1.5, "min_computed": 5}, 1, [0]),
+        ({"start": 0, "period": 4, "min_computed": 5}, 8, [0, 2, 3, 5, 7]),  # evenly
+        ({"start": 0.3, "period": 3, "growth": 1.5}, 20, [0, 1, 2, 3, 4, 5, 7, 10, 13, 18]),
+        ({"start": 0, "period": 4, "growth": 2, "end": 0.2}, 10, [0, 5, 8, 9]),
         ({"computed": (0, 3, 30)}, 8, [0, 3]),
         ({"computed": (0,), "start": 0.5, "period": 1}, 4, [0]),  # in place of all else
         ({"start": 0, "min_steps": 5}, 4, [0, 1, 2, 3]),
@@ -52,10 +59,50 @@ def test_computed_steps(fields, num_steps, expected):
     assert computed(num_steps, **fields) == expected
 
 
+@given(
+    st.integers(1, 120),
+    st.floats(1.01, 30),
+    st.floats(1, 4),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.integers(1, 10),
+)
+def test_growing_distances(num_steps, period, growth, start, end, least):
+    """Whatever is asked for: the first steps and the last ones are computed, and distances do not shrink by more than
+    rounding does."""
+    fields = {"period": period, "growth": growth, "start": start, "end": end, "min_computed": least}
+    steps = computed(num_steps, **fields)
+    first, last = max(1, math.ceil(round(start * num_steps, 6))), num_steps - math.ceil(round(end * num_steps, 6))
+    assert {*range(min(first, num_steps)), *range(max(0, last), num_steps)} <= {*steps}
+    if growth > 1 and last > first:
+        assert len(steps) >= min(least, num_steps - 1)
+        assert len(steps) < num_steps
+        spread = [first - 1, *(step for step in steps if first <= step < last)]
+        distances = [later - earlier for earlier, later in pairwise(spread)]
+        assert all(later >= earlier - 1 for earlier, later in pairwise(distances))
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_steps", "expected"),
+    [
+        ({"order": 0.5}, 20, 0.5),
+        ({"order": 0}, 50, 0),
+        ({"period": 2.5, "growth": 1.5, "start": 0}, 50, 0.7),  # 20 are computed
+        ({"period": 2.5, "growth": 1.5, "start": 0}, 20, 0.25),
+        ({"period": 2.5, "growth": 1.5, "start": 0}, 8, 0),
+        ({"computed": (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)}, 20, 0.5),
+        ({}, None, 1),
+    ],
+    ids=str,
+)
+def test_the_more_are_computed_the_further_lines_are_followed(fields, num_steps, expected):
+    assert Schedule(reuse=Reuse(**fields)).order(num_steps) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("num_steps", [1, 4, 8, 20, 50])
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"start": 0}, {"period": 50, "start": 0}, {"span": 0, "start": 0, "end": 0.5}, {"computed": (0,)}],
+    [{}, {"start": 0}, {"period": 50, "start": 0}, {"growth": 2, "start": 0, "end": 0.5}, {"computed": (0,)}],
     ids=str,
 )
 def test_the_first_step_is_never_reused(fields, num_steps):
@@ -63,7 +110,7 @@ def test_the_first_step_is_never_reused(fields, num_steps):
 
 
 @pytest.mark.parametrize("num_steps", [1, 4, 8, 20, 50, None])
-@pytest.mark.parametrize("fields", [{}, {"start": 0}, {"start_steps": 3, "end": 0.1, "span": 0.1}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"start": 0}, {"growth": 2.0, "end": 0.1, "min_computed": 3}], ids=str)
 def test_with_period_1_none_is(fields, num_steps):
     schedule = Schedule(reuse=Reuse(period=1, **fields))
     assert not schedule.reuses_any(num_steps)
@@ -134,7 +181,7 @@ class TestUnknownNumberOfSteps:
             {"start": 0},
             {"computed": (0, 2)},
             {"period": 1},
-            {"start": 0, "start_steps": 3},
+            {"start": 0, "period": 2.5},
             {"computed": (0,), "end": 0.5},
         ],
         ids=str,
@@ -149,7 +196,8 @@ class TestUnknownNumberOfSteps:
         [
             ({}, "start=0.2"),
             ({"start": 0, "end": 0.1}, "end=0.1"),
-            ({"start": 0, "span": 0.5}, "span=0.5"),
+            ({"start": 0, "growth": 1.5}, "growth=1.5"),
+            ({"start": 0, "min_computed": 3}, "min_computed=3"),
             ({"start": 0, "min_steps": 5}, "min_steps=5"),
             ({"computed": (0,), "min_steps": 5}, "min_steps=5"),
         ],

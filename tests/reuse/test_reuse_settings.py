@@ -14,19 +14,21 @@ from toma_diffusion.hooks.handle import find_root
 
 WRONG = [
     ("period", 0),
-    ("period", 1.5),
+    ("period", 0.5),
+    ("period", float("inf")),
+    ("growth", 0.9),
+    ("growth", float("nan")),
+    ("growth", "fast"),
     ("period", True),
     ("period", "2"),
     ("start", -0.1),
     ("start", 1.1),
     ("start", "early"),
     ("start", float("nan")),
-    ("start_steps", 0),
-    ("start_steps", 2.5),
     ("end", 1.5),
     ("end", None),
-    ("span", -1),
-    ("span", True),
+    ("min_computed", 0),
+    ("min_computed", 2.5),
     ("computed", ()),
     ("computed", (1, 2)),
     ("computed", 0),
@@ -169,8 +171,8 @@ class TestWays:
         assert ToMeSDConfig.from_json(config.to_json()) == config
 
     def test_values_are_normalised(self):
-        reuse = Reuse(computed=[5, 0, 5, 2], keep=["mid"], start=0, span=1)
-        assert (reuse.computed, reuse.keep, reuse.start, reuse.span) == ((0, 2, 5), ("mid",), 0.0, 1.0)
+        reuse = Reuse(computed=[5, 0, 5, 2], keep=["mid"], start=0, growth=1)
+        assert (reuse.computed, reuse.keep, reuse.start, reuse.growth) == ((0, 2, 5), ("mid",), 0.0, 1.0)
         assert hash(reuse) == hash(dataclasses.replace(reuse))
         assert isinstance(ToMAConfig(reuse={"period": 3}).reuse, Reuse)
 
@@ -180,13 +182,13 @@ class TestRoundTrip:
     @given(
         st.builds(
             Reuse,
-            period=st.integers(1, 50),
+            period=st.floats(1, 50),
+            growth=st.floats(1, 5),
             start=st.floats(0, 1),
-            start_steps=st.integers(1, 50),
+            min_computed=st.integers(1, 50),
             end=st.floats(0, 1),
-            span=st.floats(0, 1),
             computed=st.none() | st.lists(st.integers(0, 50)).map(lambda steps: (0, *steps)),
-            order=st.floats(0, 1),
+            order=st.floats(0, 1) | st.just("auto"),
             part=st.sampled_from(PARTS),
             keep=st.lists(st.text(min_size=1)).map(tuple),
             update=st.sampled_from(UPDATES),

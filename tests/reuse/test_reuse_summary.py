@@ -50,10 +50,15 @@ def test_it_never_claims_a_merge(name):
     [
         ({}, "every second step reuses; the first 20% of the steps are computed"),
         ({"start": 0}, "every second step reuses; the first step is computed"),
-        ({"start": 0, "start_steps": 4}, "the first 4 steps are computed"),
         ({"period": 4, "end": 0.1}, "3 of 4 steps reuse; the first 20% of the steps and the last 10% are computed"),
-        ({"period": 4, "span": 0.25}, "3 of 4 steps reuse (fewer where a period would be more than 25% of all steps)"),
-        ({"start_steps": 4}, "the first 20% of the steps, and at least 4, are computed"),
+        ({"period": 2.5}, "one step of 2.5 is computed, the others reuse; the first 20% of the steps are computed"),
+        (
+            {"growth": 1.4, "start": 0},
+            "reuses, few at the beginning and more towards the end; the first step is",
+        ),
+        ({"min_computed": 5}, "every second step reuses (at least 5 are computed)"),
+        ({"order": "auto"}, "last two computed steps, the further the more steps are computed"),
+        ({"order": 0.25}, "last two computed steps by 25% of the way"),
         ({"computed": (0, 3)}, "all steps but 0, 3 reuse"),
         ({"min_steps": 5}, "nothing is reused in generations of fewer than 5 steps"),
         ({"order": 0}, "as in the last computed step"),

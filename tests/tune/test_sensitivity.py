@@ -92,7 +92,7 @@ class TestCandidates:
         assert from_map(MAP)[1:4] == [
             "toma-stage:skip_blocks=(6,7);window=(0.2,1)@0.5",
             "toma-stage:skip_blocks=(6,7);window=(0.5,1)@0.5",
-            "reuse:period=2;part=deep;start=0.65",
+            "fast:period=2;start=0.65",
         ]
         assert from_map(None) == []
         assert len(from_map(MAP)) == MADE_FROM_MAP

@@ -205,6 +205,11 @@ _PAPER: Mapping[str, Any] = MappingProxyType({"distance_weight": 0.0, "share": "
 _EVERY_STEP: Mapping[str, Any] = MappingProxyType({"select_every": 1, "reweigh_every": 1})
 _LATE: Mapping[str, Any] = MappingProxyType({"scope": "block", "window": (0.5, 1.0), "min_tokens": 512, **_EVERY_STEP})
 
+_REUSE_ALONE: Mapping[str, Any] = MappingProxyType({"ratio": 0.0, "scope": "stage", **_EVERY_STEP})
+_GROWING: Mapping[str, Any] = MappingProxyType({"part": "deep", "growth": 1.4, "start": 0.0})
+"""Which steps are computed: dense at the beginning, then sparser. benchmarks/results/reuse_search_h200.csv has what was
+tried."""
+
 PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
     {
         "toma": ToMAConfig(num_regions=64, assign="global", scale=math.inf, scope="module", **_PAPER),
@@ -213,29 +218,17 @@ PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
         "toma-once": ToMAConfig(num_regions=64, scope="block", **_PAPER),
         "toma-stage": ToMAConfig(scope="stage", **_EVERY_STEP, skip_blocks=(-1,)),
         "toma-late": ToMAConfig(**_LATE),
-        "reuse": ToMAConfig(ratio=0.0, scope="stage", **_EVERY_STEP, reuse=Reuse()),
-        "balanced": ToMAConfig(
-            **_LATE, max_steps=4, reuse=Reuse(part="deep", period=2, start=0.3, start_steps=4, min_steps=5)
-        ),
-        "fast": ToMAConfig(
-            ratio=0.0,
-            scope="stage",
-            **_EVERY_STEP,
-            reuse=Reuse(part="deep", period=4, span=0.2, start=0.2, order=0),
-        ),
-        "faster": ToMAConfig(
-            ratio=0.0,
-            scope="stage",
-            **_EVERY_STEP,
-            reuse=Reuse(part="deep", period=6, span=0.3, start=0.2, order=0),
-        ),
+        "reuse": ToMAConfig(**_REUSE_ALONE, reuse=Reuse()),
+        "balanced": ToMAConfig(**_LATE, max_steps=4, reuse=Reuse(**_GROWING, period=1.6, min_computed=6, min_steps=5)),
+        "fast": ToMAConfig(**_REUSE_ALONE, reuse=Reuse(**_GROWING, period=2.5, min_computed=5, min_steps=4)),
+        "faster": ToMAConfig(**_REUSE_ALONE, reuse=Reuse(**_GROWING, period=3.3, min_computed=4, min_steps=4)),
     }
 )
 """The paper's variants by name, and ours.
 
-Three are made to be used as they are. `balanced` keeps images closest to the original: it reuses every second step over
-time, after the first 30 %; with 4 steps or fewer it merges tokens, in the second half of the steps and not on small
-grids. `fast` reuses three steps of four, `faster` five of six. Fewer are reused where there are few steps.
+Three are made to be used as they are. `balanced` keeps images closest to the original: it computes 12 of 20 steps and
+reuses over time in the others; with 4 steps or fewer it merges tokens, in the second half of the steps and not on small
+grids. `fast` computes 8 of 20 steps, `faster` 6. More are computed where there are few steps.
 
 The others are made to be changed and compared. `toma-stage` merges tokens around runs of blocks: of what merges alone
 it is the fastest. `toma-late` merges in the second half of the steps only, and not on small grids: closest to the

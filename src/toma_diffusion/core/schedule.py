@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from toma_diffusion.config import Config, Reuse
 
@@ -63,8 +64,8 @@ class Schedule:
             return None
         if reuse.min_steps > 1:
             return f"min_steps={reuse.min_steps}"
-        if reuse.computed is None and (reuse.start or reuse.end or reuse.span < 1):
-            return f"start={reuse.start}, end={reuse.end}, span={reuse.span}"
+        if reuse.computed is None and (reuse.start or reuse.end or reuse.growth > 1 or reuse.min_computed > 1):
+            return f"start={reuse.start}, end={reuse.end}, growth={reuse.growth}, min_computed={reuse.min_computed}"
         return None
 
     def merges(self, num_steps: int) -> bool:
@@ -104,13 +105,17 @@ class Schedule:
         self._check_known(num_steps)
         if reuse is None or (num_steps is not None and num_steps < reuse.min_steps):
             return False
-        if reuse.computed is not None:
-            return step not in reuse.computed
-        first = max(reuse.start_steps, _steps(reuse.start, num_steps))
-        if step < first or (reuse.end > 0 and step >= (num_steps or 0) - _steps(reuse.end, num_steps)):
-            return False
-        period = reuse.period if reuse.span == 1 else min(reuse.period, max(2, int(reuse.span * (num_steps or 0))))
-        return (step - first) % period < period - 1
+        if num_steps is None:
+            return step not in reuse.computed if reuse.computed is not None else _is_between(step, 1, reuse.period)
+        return step < num_steps and step not in computed_steps(reuse, num_steps)  # further ones are computed
+
+    def order(self, num_steps: int | None) -> float:
+        """How far the line through the last two computed changes is followed in a generation of `num_steps` steps."""
+        order = 0 if self.reuse is None else self.reuse.order
+        if isinstance(order, str):  # "auto"
+            assert self.reuse is not None
+            return 1.0 if num_steps is None else max(0.0, 1 - 6 / len(computed_steps(self.reuse, num_steps)))
+        return order
 
     def action(self, step: int, num_steps: int | None = None) -> Action | None:
         """What plans do in `step` (counted from 0) of `num_steps`. None if no tokens are merged in it.
@@ -140,6 +145,52 @@ class Schedule:
     def _check_known(self, num_steps: int | None) -> None:
         if num_steps is None and self.needs is not None:
             raise ValueError(f"{self.needs} needs the number of steps, which is not known here: pass num_steps.")
+
+
+@lru_cache(maxsize=64)
+def computed_steps(reuse: Reuse, num_steps: int) -> tuple[int, ...]:
+    """The steps of `num_steps` that are computed, whatever `min_steps` says.
+
+    Example:
+
+    ```python
+    >>> from toma_diffusion import Reuse
+    >>> computed_steps(Reuse(period=2.5, growth=1.5, start=0), 20)
+    (0, 1, 3, 5, 8, 11, 14, 18)
+    ```
+    """
+    if reuse.computed is not None:
+        return tuple(step for step in reuse.computed if step < num_steps)
+    first, last = max(1, _steps(reuse.start, num_steps)), num_steps - _steps(reuse.end, num_steps)
+    if reuse.period > 1 and (reuse.growth > 1 or reuse.min_computed > 1):
+        between = _spread(reuse, first, last)
+    else:
+        between = [step for step in range(first, last) if not _is_between(step, first, reuse.period)]
+    return (*range(min(first, num_steps)), *between, *range(max(first, last), num_steps))
+
+
+def _is_between(step: int, first: int, period: float) -> bool:
+    """Whether a step lies between two computed ones, which come after the first steps at equal distances."""
+    if step < first:
+        return False
+    since = step - first + 1
+    return math.floor(since / period) == math.floor((since - 1) / period)
+
+
+def _spread(reuse: Reuse, first: int, last: int) -> list[int]:
+    """Steps from `first` to before `last`, at distances that grow. The step before `first` is computed too, and counts.
+
+    After the last one there are three quarters of the average distance.
+    """
+    steps = last - first + 1
+    count = max(round(steps / reuse.period), reuse.min_computed - (first - 1))
+    count = max(1, min(count, steps - 1))
+    end = steps - 0.75 * steps / count
+    chosen = [0]
+    for number in range(1, count):
+        wanted = round(end * (number / (count - 1)) ** reuse.growth)
+        chosen.append(min(max(wanted, chosen[-1] + 1), steps - count + number))
+    return [first - 1 + step for step in chosen[1:]]
 
 
 def _steps(share: float, num_steps: int | None) -> int:

@@ -57,10 +57,7 @@ def describe_reuse(reuse: Reuse | None, parts: list[Part]) -> list[str]:
     below = any(stream.argument is None for part in parts for stream in part.streams)
     what = "everything below the first level, and of blocks above it" if below else "runs of blocks"
     what += ", image and text alike" if any(part.holds_text for part in parts) else ""
-    way = f" by {reuse.order:.0%} of the way" if 0 < reuse.order < 1 else ""
-    line = f"continued in a line from the last two computed steps{way}"
-    how = line if reuse.order else "as in the last computed step"
-    lines = [f"reuse over time: {_when(reuse)}", f"reused are the changes of {what}, {how}"]
+    lines = [f"reuse over time: {_when(reuse)}", f"reused are the changes of {what}, {_how(reuse)}"]
     if reuse.min_steps > 1:
         lines.append(f"nothing is reused in generations of fewer than {reuse.min_steps} steps")
     if reuse.update != "nothing":
@@ -71,16 +68,27 @@ def describe_reuse(reuse: Reuse | None, parts: list[Part]) -> list[str]:
 def _when(reuse: Reuse) -> str:
     if reuse.computed is not None:
         return f"all steps but {', '.join(map(str, reuse.computed))} reuse"
-    share = "every second step reuses" if reuse.period == 2 else f"{reuse.period - 1} of {reuse.period} steps reuse"
-    if reuse.span < 1 and reuse.period > 2:
-        share += f" (fewer where a period would be more than {reuse.span:.0%} of all steps)"
-    first = "the first step" if reuse.start_steps == 1 else f"the first {reuse.start_steps} steps"
-    if reuse.start:
-        least = f", and at least {reuse.start_steps}," if reuse.start_steps > 1 else ""
-        first = f"the first {reuse.start:.0%} of the steps{least}"
+    if reuse.period == int(reuse.period):
+        share = "every second step reuses" if reuse.period == 2 else f"{reuse.period - 1} of {reuse.period} steps reuse"
+    else:
+        share = f"one step of {reuse.period:g} is computed, the others reuse"
+    if reuse.growth > 1:
+        share += ", few at the beginning and more towards the end"
+    if reuse.min_computed > 1:
+        share += f" (at least {reuse.min_computed} are computed)"
+    first = f"the first {reuse.start:.0%} of the steps" if reuse.start else "the first step"
     last = f" and the last {reuse.end:.0%}" if reuse.end else ""
     verb = "is" if first == "the first step" and not last else "are"
     return f"{share}; {first}{last} {verb} computed"
+
+
+def _how(reuse: Reuse) -> str:
+    if reuse.order == 0:
+        return "as in the last computed step"
+    line = "continued in a line from the last two computed steps"
+    if isinstance(reuse.order, str):
+        return f"{line}, the further the more steps are computed"
+    return line if reuse.order == 1 else f"{line} by {reuse.order:.0%} of the way"
 
 
 def _check_update(config: Config, reuse: Reuse) -> None:

@@ -26,11 +26,11 @@ class Choice:
     method: str
     ratio: float | None = None
     """Fraction of the tokens to remove. None: that of the method."""
-    period: int | None = None
+    period: float | None = None
     """One of so many steps is computed, the others reuse; 1: all are computed. None: that of the method."""
 
     @classmethod
-    def of(cls, method: str, ratio: float | None, period: int | None) -> Choice:
+    def of(cls, method: str, ratio: float | None, period: float | None) -> Choice:
         """From the controls of the page, which always show a value: one that the method has anyway is not a change."""
         own = named_config(method, {})
         if ratio is None or period is None:
@@ -74,7 +74,7 @@ class Choice:
         return " ".join(in_sentences(Variant(self.method, self.config), steps))
 
 
-def period_of(config: Config) -> int:
+def period_of(config: Config) -> float:
     """The reuse period, as the page shows it."""
     return NEVER if config.reuse is None else config.reuse.period
 

@@ -134,9 +134,9 @@ def _choice_controls() -> list[Any]:
         1,
         LONGEST_PERIOD,
         period_of(own),
-        step=1,
+        step=0.1,
         label="Reuse period",
-        info="One of so many steps is computed, the others reuse. 1: all are computed.",
+        info="One of so many steps is computed on average, the others reuse. 1: all are computed.",
         elem_id="period",
     )
     return [method, ratio, period]
@@ -151,7 +151,7 @@ def _compare_with(comparer: Comparer) -> Callable[..., Any]:
         guidance: float | None,
         method: str,
         ratio: float | None,
-        period: int | None,
+        period: float | None,
         again: bool,
         maps: bool,
         progress: Any = gr.Progress(),  # noqa: B008 - how gradio hands it over
@@ -202,7 +202,7 @@ def _describe_with(models: Models) -> Callable[..., Any]:
         guidance: float | None,
         method: str,
         ratio: float | None,
-        period: int | None,
+        period: float | None,
     ) -> tuple[str, str]:
         """What the settings do, in words, and as code."""
         try:

@@ -26,7 +26,7 @@ SMALL = (
     *("steps:85%", "steps:70%", "steps:60%", "steps:50%"),
     *("toma-late@0.5", "toma-stage@0.25", "toma-stage@0.5"),
     *("balanced", "fast", "faster"),
-    *("reuse:period=2", "reuse:period=3", "reuse:period=3;part=deep"),
+    *("reuse:period=2", "fast:period=2", "fast:period=3"),
     "toma-late:period=2;ratio=0.5",
     *("first-block-cache:threshold=0.1", "taylorseer:cache_interval=3", "magcache:threshold=0.06"),
     *("deepcache:interval=2", "deepcache:interval=3"),
@@ -37,7 +37,7 @@ MEDIUM = (
     *SMALL,
     *("steps:90%", "steps:80%", "steps:40%"),
     *("toma-late@0.25", "toma-late@0.75", "toma-stage@0.75", "tomesd@0.5"),
-    *("reuse:period=4", "reuse:period=2;order=0", "reuse:period=2;part=deep", "reuse:period=4;part=deep"),
+    *("fast:period=4", "fast:growth=1.25", "fast:growth=2", "reuse:period=2;part=deep"),
     *("toma-stage:period=2;ratio=0.25", "toma-stage:period=2;ratio=0.5", "toma-late:period=3;ratio=0.5"),
     *("first-block-cache:threshold=0.05", "first-block-cache:threshold=0.2"),
     *(
@@ -47,14 +47,14 @@ MEDIUM = (
         "magcache:threshold=0.1",
     ),
     *("deepcache:interval=2;branch=3", "deepcache:interval=3;branch=3", "deepcache:interval=5"),
-    *("fast+steps:80%", "reuse:period=2+steps:80%"),
+    *("fast+steps:80%", "fast:period=2+steps:80%"),
 )
 LARGE = (
     *MEDIUM,
     *("steps:95%", "steps:75%", "steps:65%", "steps:55%", "steps:45%"),
     *("toma-once@0.5", "tofu@0.5", "todo@0.75"),
-    *("reuse:period=3;order=0", "reuse:period=2;start=0.4", "reuse:period=3;start=0.4", "reuse:period=2;end=0.1"),
-    *("reuse:period=3+steps:80%", "toma-stage:period=3;ratio=0.5", "toma-late:period=2;ratio=0.25"),
+    *("fast:order=0", "fast:order=1", "fast:period=2;part=blocks", "fast:end=0.1"),
+    *("fast:period=3+steps:80%", "toma-stage:period=3;ratio=0.5", "toma-late:period=2;ratio=0.25"),
     *("first-block-cache:threshold=0.15", "taylorseer:cache_interval=3;use_lite_mode=True"),
     *("toma-late+steps:70%@0.5", "balanced+steps:70%", "faster+steps:80%"),
     *("deepcache:interval=2+steps:80%", "first-block-cache:threshold=0.1+steps:80%"),
@@ -137,8 +137,8 @@ def from_map(sensitivity: SensitivityMap | None) -> list[str]:
         f"toma-stage:skip_blocks=({blocks})@0.5",
         f"toma-stage:skip_blocks=({blocks});window={_window(long)}@0.5",
         f"toma-stage:skip_blocks=({blocks});window={_window(short)}@0.5",
-        f"reuse:period=2;part=deep;start={sensitivity.calm_start():g}",
-        f"reuse:period=3;part=deep;start={sensitivity.calm_start():g}",
+        f"fast:period=2;start={sensitivity.calm_start():g}",
+        f"fast:period=3;start={sensitivity.calm_start():g}",
     ]
 
 
