@@ -6,6 +6,9 @@ from itertools import groupby
 
 from table_rows import MISSING, PRESETS_OF_REUSE, RATIOS, Row, head, percent, read
 
+from toma_diffusion import Reuse
+from toma_diffusion.core.schedule import computed_steps
+
 METHODS = (
     "tomesd",
     "tofu",
@@ -36,6 +39,9 @@ LARGER_MODELS = {
     "krea2": "Krea 2",
     "wan-480p": "Wan 14B",
     "wan": "Wan 14B",
+    "ltx2": "LTX-2",
+    "h3": "MiniMax-H3",
+    "hunyuan15": "HunyuanVideo 1.5",
 }
 """Models after Flux.1 in the README's second table."""
 
@@ -104,9 +110,18 @@ def _setting(row: Row) -> str:
     """A preset or method, and what was changed of it."""
     settings = json.loads(row["settings"])
     label = f"`{row['method']}`"
-    if "reuse" in settings and row["method"] not in PRESETS_OF_REUSE:
-        label += ", every second step reused" if not settings["reuse"] else f", `{settings['reuse']}`"
+    if row["method"] in PRESETS_OF_REUSE:
+        label += f", {computed_of(row)} of {row['steps']} steps computed"
+    elif "reuse" in settings:
+        changed = {name: value for name, value in settings["reuse"].items() if name != "order"}  # takes no time
+        label += ", every second step reused" if not changed else f", `{changed}`"
     return label + (", within frames" if settings.get("region_frames") == 1 else "")
+
+
+def computed_of(row: Row) -> int:
+    """How many steps a row's settings compute."""
+    reuse = json.loads(row["settings"]).get("reuse")
+    return len(computed_steps(Reuse.from_dict(reuse), int(row["steps"]))) if reuse is not None else int(row["steps"])
 
 
 def _only_reuses(row: Row) -> bool:

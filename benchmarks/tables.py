@@ -23,6 +23,7 @@ from quality_tables import (
 from speed_tables import (
     REUSE,
     cache_table,
+    computed_of,
     denoiser_table,
     facts,
     larger_table,
@@ -48,6 +49,9 @@ from table_rows import (
     label_of_quality,
     read,
 )
+
+from toma_diffusion import PRESETS, Reuse
+from toma_diffusion.core.schedule import computed_steps
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HEADLINE_MODELS = {
@@ -124,9 +128,14 @@ def headline_table() -> str:
 
 
 def _timed_preset(name: str, group: dict[str, str]) -> Row | None:
-    """The row of a preset that reuses, in a generation of as many steps as the table's; None of anything else."""
+    """The row of a preset that reuses, in a generation of as many steps as the table's; None of anything else. The time
+    depends on how many steps are computed, not on which: a row with another number is not that of the preset."""
+    if name not in PRESETS_OF_REUSE:
+        return None
     wanted = group | {"steps": USUAL_STEPS, "method": name}
-    return next((row for row in read(REUSE) if name in PRESETS_OF_REUSE and wanted.items() <= row.items()), None)
+    rows = [row for row in read(REUSE) if wanted.items() <= row.items()]
+    computed = len(computed_steps(PRESETS[name].reuse or Reuse(), int(USUAL_STEPS)))
+    return next((row for row in rows if computed_of(row) == computed), None)
 
 
 def _nearness(unet: Row | None, flux: Row | None) -> list[str]:

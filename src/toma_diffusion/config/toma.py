@@ -206,9 +206,8 @@ _EVERY_STEP: Mapping[str, Any] = MappingProxyType({"select_every": 1, "reweigh_e
 _LATE: Mapping[str, Any] = MappingProxyType({"scope": "block", "window": (0.5, 1.0), "min_tokens": 512, **_EVERY_STEP})
 
 _REUSE_ALONE: Mapping[str, Any] = MappingProxyType({"ratio": 0.0, "scope": "stage", **_EVERY_STEP})
-_GROWING: Mapping[str, Any] = MappingProxyType({"part": "deep", "growth": 1.4, "start": 0.0})
-"""Which steps are computed: dense at the beginning, then sparser. benchmarks/results/reuse_search_h200.csv has what was
-tried."""
+_GROWING: Mapping[str, Any] = MappingProxyType({"part": "deep", "start": 0.0})
+"""Computed steps are dense at the beginning, and grow sparser (`growth`). docs/quality.md has what was tried."""
 
 PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
     {
@@ -219,9 +218,15 @@ PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
         "toma-stage": ToMAConfig(scope="stage", **_EVERY_STEP, skip_blocks=(-1,)),
         "toma-late": ToMAConfig(**_LATE),
         "reuse": ToMAConfig(**_REUSE_ALONE, reuse=Reuse()),
-        "balanced": ToMAConfig(**_LATE, max_steps=4, reuse=Reuse(**_GROWING, period=1.6, min_computed=6, min_steps=5)),
-        "fast": ToMAConfig(**_REUSE_ALONE, reuse=Reuse(**_GROWING, period=2.5, min_computed=5, min_steps=4)),
-        "faster": ToMAConfig(**_REUSE_ALONE, reuse=Reuse(**_GROWING, period=3.3, min_computed=4, min_steps=4)),
+        "balanced": ToMAConfig(
+            **_LATE, max_steps=4, reuse=Reuse(**_GROWING, period=1.6, growth=1.7, min_computed=6, min_steps=5)
+        ),
+        "fast": ToMAConfig(
+            **_REUSE_ALONE, reuse=Reuse(**_GROWING, period=2.5, growth=2.0, min_computed=5, min_steps=4)
+        ),
+        "faster": ToMAConfig(
+            **_REUSE_ALONE, reuse=Reuse(**_GROWING, period=3.3, growth=2.0, min_computed=4, min_steps=4)
+        ),
     }
 )
 """The paper's variants by name, and ours.
