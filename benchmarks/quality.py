@@ -186,7 +186,7 @@ def reuse(at: Conditions) -> list[str]:
     return [
         *("balanced", "fast", "faster"),
         *(f"fast:period={period}" for period in (2, 3, 4)),
-        *(f"fast:growth={growth}" for growth in (1, 1.2, 2)),
+        *(f"fast:growth={growth}" for growth in (1, 1.4, 1.7)),
         *(f"fast:order={order}" for order in (0, 0.5, 1)),
         "fast:part=blocks",
         *(f"reuse:period=2;order={order}" for order in (0, 1)),

@@ -23,7 +23,7 @@ from toma_diffusion.evaluation import Variant
 
 REUSE_SHOWN = (
     *PRESETS_OF_REUSE,
-    *("reuse, period=2, part=deep, start=0.4", "reuse, period=3, part=deep, order=0", "reuse, period=2, order=1"),
+    *("reuse, period=2, part=deep", "reuse, period=3, part=deep", "reuse, period=4, part=deep, order=0"),
 )
 """What is reused in the table of equal time."""
 NOMINAL_GAINS = (1.15, 1.25, 1.33, 1.43, 1.67, 2.0, 2.5)
@@ -155,9 +155,8 @@ frames, [flicker](evaluation.md) how much the changes from frame to frame differ
 the same settings, computed from its measured steps, as on the page about [quality](quality.md): {MISSING} where a step
 has not been measured, {COMPUTED} by the share of the steps that were skipped or reused.
 
-The tables: regions inside a frame and over several frames; `toma-stage` with half of the tokens removed, by the shape
-of its regions, by how much near tokens are preferred in regions of 256 tokens, and by the blocks that are left whole;
-and all methods, in the order of their gain at {USUAL_STEPS} steps."""
+The first table compares regions inside a frame and over several frames, the second all methods, in the order of their
+gain at {USUAL_STEPS} steps."""
 
 
 def reuse_table(model: str) -> str:

@@ -1,5 +1,6 @@
 """Which steps are computed, which reuse, and which merge."""
 
+import dataclasses
 import math
 from itertools import pairwise
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toma_diffusion import Action, Reuse, Schedule
+from toma_diffusion import PRESETS, Action, Reuse, Schedule
 
 EVERY = {"select_every": 1, "reweigh_every": 1}
 
@@ -97,6 +98,21 @@ def test_growing_distances(num_steps, period, growth, start, end, least):
 )
 def test_the_more_are_computed_the_further_lines_are_followed(fields, num_steps, expected):
     assert Schedule(reuse=Reuse(**fields)).order(num_steps) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_20", "of_8", "of_50", "of_4"),
+    [
+        ("balanced", [0, 1, 2, 3, 4, 5, 7, 9, 11, 13, 16, 19], [0, 1, 2, 3, 5, 7], 31, 4),
+        ("fast", [0, 1, 2, 3, 6, 9, 13, 18], [0, 1, 2, 4, 7], 20, 3),
+        ("faster", [0, 1, 3, 6, 11, 18], [0, 1, 3, 6], 15, 3),
+    ],
+)
+def test_presets_compute_what_the_documentation_says(name, of_20, of_8, of_50, of_4):
+    fields = dataclasses.asdict(PRESETS[name].reuse)
+    assert computed(20, **fields) == of_20
+    assert computed(8, **fields) == of_8
+    assert (len(computed(50, **fields)), len(computed(4, **fields))) == (of_50, of_4)
 
 
 @pytest.mark.parametrize("num_steps", [1, 4, 8, 20, 50])
