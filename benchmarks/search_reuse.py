@@ -171,7 +171,10 @@ def main() -> None:
     measurement.figures(UNMERGED[0])
     facts = {name: str(value) for name, value in asdict(gather_facts(pipe.device, options.commit)).items()}
     search = Search(measurement, facts | {"model": options.model, "steps": str(options.steps)}, options.output)
-    for computed in numbers("computed", options.computed, int):
+    wanted = numbers("computed", options.computed, int)
+    if not all(1 < computed < options.steps for computed in wanted):
+        parser.error(f"--computed {options.computed}: all must lie between 1 and the {options.steps} steps")
+    for computed in wanted:
         search.best(computed, options.part, options.rounds)
 
 

@@ -6,8 +6,7 @@ from itertools import groupby
 
 from table_rows import MISSING, PRESETS_OF_REUSE, RATIOS, Row, head, percent, read
 
-from toma_diffusion import Reuse
-from toma_diffusion.core.schedule import computed_steps
+from toma_diffusion import Reuse, Schedule
 
 METHODS = (
     "tomesd",
@@ -120,8 +119,9 @@ def _setting(row: Row) -> str:
 
 def computed_of(row: Row) -> int:
     """How many steps a row's settings compute."""
-    reuse = json.loads(row["settings"]).get("reuse")
-    return len(computed_steps(Reuse.from_dict(reuse), int(row["steps"]))) if reuse is not None else int(row["steps"])
+    reuse, steps = json.loads(row["settings"]).get("reuse"), int(row["steps"])
+    schedule = Schedule(reuse=None if reuse is None else Reuse.from_dict(reuse))
+    return sum(not schedule.reuses(step, steps) for step in range(steps))
 
 
 def _only_reuses(row: Row) -> bool:

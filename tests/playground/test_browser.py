@@ -150,7 +150,7 @@ def test_the_code_can_be_copied_and_runs(open_page, tmp_path):
 def test_the_controls_follow_the_method(open_page):
     page = open_page()
     choose(page, "faster")
-    page.wait_for_function("document.querySelector('#period input[type=number]').value == '6'")
+    page.wait_for_function("document.querySelector('#period input[type=number]').value == '3.3'")
     assert page.input_value("#ratio input[type=number]") == "0"
 
 

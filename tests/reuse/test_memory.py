@@ -23,7 +23,9 @@ def line(step: float) -> list[list[torch.Tensor]]:
 
 
 def memory(order: float) -> Memory:
-    return Memory(SHAPES, order=order, dtype=torch.float64)
+    made = Memory(SHAPES, lines=order > 0, dtype=torch.float64)
+    made.order = order
+    return made
 
 
 def compute(memory: Memory, step: int, changes=None) -> None:
@@ -86,6 +88,16 @@ def test_an_order_between_goes_that_share_of_the_way(order, steps):
     same(recall(remembered, last + 4), line(last + 4 * order))
 
 
+def test_the_order_may_change_from_call_to_call():
+    """Another number of steps may follow lines less far, in the same buffers."""
+    remembered = memory(order=1)
+    for step in (0, 2):
+        compute(remembered, step)
+    same(recall(remembered, 4), line(4))
+    remembered.order = 0.0
+    assert equal(recall(remembered, 4), line(2))
+
+
 def test_order_1_copies_after_one_computed_step():
     remembered = memory(order=1)
     compute(remembered, 0)
@@ -139,7 +151,7 @@ def test_addresses_never_change(order):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_stays_so(dtype):
-    remembered = Memory([[(1, 4, 4)]], order=1, dtype=dtype)
+    remembered = Memory([[(1, 4, 4)]], lines=True, dtype=dtype)
     for step in (0, 1):
         remembered.compute(step)
         remembered.parts[0].store([torch.full((1, 4, 4), 1.0 + step, dtype=dtype)])
@@ -152,7 +164,7 @@ def test_half_precision_stays_so(dtype):
 @pytest.mark.parametrize("order", [0, 1])
 def test_no_gradients_are_kept(order):
     """They would lead into the graph of an earlier step, which is freed."""
-    remembered = Memory([[(1, 4, 4)]], order=order)
+    remembered = Memory([[(1, 4, 4)]], lines=order > 0)
     remembered.compute(0)
     remembered.parts[0].store([torch.randn(1, 4, 4, requires_grad=True) * 2])
     assert not any(buffer.requires_grad for buffer in remembered.buffers)

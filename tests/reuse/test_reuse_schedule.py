@@ -48,6 +48,12 @@ def computed(num_steps: int, **fields) -> list[int]:
         ({"start": 0, "period": 4, "min_computed": 5}, 8, [0, 2, 3, 5, 7]),  # evenly
         ({"start": 0.3, "period": 3, "growth": 1.5}, 20, [0, 1, 2, 3, 4, 5, 7, 10, 13, 18]),
         ({"start": 0, "period": 4, "growth": 2, "end": 0.2}, 10, [0, 5, 8, 9]),
+        (
+            {"start": 0, "period": 4, "growth": 2, "end": 0.5, "min_computed": 4},
+            8,
+            [0, 4, 5, 6, 7],
+        ),  # those of the end count
+        ({"min_computed": 2}, 20, [0, 1, 2, 3, *range(5, 20, 2)]),  # there are more anyway
         ({"computed": (0, 3, 30)}, 8, [0, 3]),
         ({"computed": (0,), "start": 0.5, "period": 1}, 4, [0]),  # in place of all else
         ({"start": 0, "min_steps": 5}, 4, [0, 1, 2, 3]),
@@ -92,7 +98,8 @@ def test_growing_distances(num_steps, period, growth, start, end, least):
         ({"period": 2.5, "growth": 1.5, "start": 0}, 20, 0.25),
         ({"period": 2.5, "growth": 1.5, "start": 0}, 8, 0),
         ({"computed": (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)}, 20, 0.5),
-        ({}, None, 1),
+        ({"start": 0}, None, 0),  # not known
+        ({"start": 0, "order": 1}, None, 1),
     ],
     ids=str,
 )

@@ -10,6 +10,7 @@ from tiny import SETTINGS
 
 from toma_diffusion import PRESETS, Reuse, ToMAConfig, ToMeSDConfig, UsageError, apply_toma
 from toma_diffusion.config.reuse import PARTS, UPDATES
+from toma_diffusion.core.schedule import computed_steps
 from toma_diffusion.hooks.handle import find_root
 
 WRONG = [
@@ -137,9 +138,18 @@ class TestWays:
     def test_over_a_preset(self, name):
         model = FAMILY.build()
         apply_toma(model, name, period=3, keep=("mid",), part="blocks")
-        expected = dataclasses.replace(PRESETS[name].reuse, period=3, keep=("mid",), part="blocks")
+        expected = dataclasses.replace(PRESETS[name].reuse, period=3, keep=("mid",), part="blocks", min_computed=1)
         assert config_of(model).reuse == expected
         assert config_of(model).ratio == PRESETS[name].ratio
+
+    def test_a_period_is_never_without_effect(self):
+        """The minimum of a preset is for its own period."""
+        for name in ("balanced", "fast", "faster"):
+            counts = [
+                len(computed_steps(PRESETS[name].changed({"period": period}).reuse, 8)) for period in (1.5, 2, 3, 4, 8)
+            ]
+            assert counts == sorted(set(counts), reverse=True)
+            assert PRESETS[name].changed({"period": 4, "min_computed": 5}).reuse.min_computed == 5
 
     def test_over_a_preset_without_reuse(self):
         assert ToMAConfig.from_preset("toma", period=3).reuse == Reuse(period=3)

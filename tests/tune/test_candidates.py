@@ -8,6 +8,16 @@ from toma_diffusion import Grid, UsageError
 from toma_diffusion.tune.candidates import CANDIDATES, WITHIN_FRAMES, merges_over_frames, open_candidates, texts_of
 
 
+def test_what_computes_the_same_steps_is_one_candidate():
+    same = ["fast", "fast:growth=2.0", "fast:computed=(0,1,2,3,6,9,13,18)", "fast:growth=2.01"]
+    titles = [
+        each.title for each in open_candidates(sdxl_unet(), [*same, "fast:order=0", "fast:part=blocks"], 20).variants
+    ]
+    assert titles == ["fast", "fast, order=0", "fast, part=blocks"]
+    few = open_candidates(sdxl_unet(), ["fast", "faster", "fast+steps:3", "reuse:computed=(0,1,3)"], 4).variants
+    assert [each.title for each in few] == ["fast", "fast + 3 steps", "reuse, computed=[0, 1, 3]"]
+
+
 def test_percentages_are_shares_of_the_steps():
     found = open_candidates(sdxl_unet(), ["steps:70%", "steps:14", "toma-stage+steps:80%@0.25"], 20)
     assert [each.title for each in found.variants] == ["14 steps", "toma-stage 0.25 + 16 steps"]

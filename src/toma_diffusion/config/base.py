@@ -168,7 +168,8 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     if inner:
         given = own.get("reuse") or {}
         given = given if isinstance(given, Reuse) else Reuse.from_dict(given)
-        own["reuse"] = Reuse.from_dict(asdict(given) | inner)
+        minimum = {"min_computed": 1} if "period" in inner else {}  # that of a preset is for its own period
+        own["reuse"] = Reuse.from_dict(asdict(given) | minimum | inner)
     return own
 
 

@@ -39,12 +39,14 @@ class Reuse:
     """
 
     period: float = 2
-    """One step in so many is computed, on average. Higher is faster and loses more detail; with 1 nothing is reused."""
+    """One step in so many is computed, on average, of those outside `start` and `end`. Higher is faster and loses more
+    detail; with 1 nothing is reused."""
 
     growth: float = 1.0
-    """How the distances between computed steps grow: with 1 they are all equal, above it steps are computed more often
-    at the beginning, where the image changes most, and less and less often after that. The steps are those near
-    n · (k/K)**growth, k from 0 to K, of n steps. 1.5 to 2 is closest on the demo models."""
+    """How the distances between computed steps grow. With 1 they are all equal. Above 1, steps are computed often at
+    the beginning, which decides what the image shows, and less and less often after that: the position of computed
+    step k is proportional to k**growth. Higher keeps the composition of more images, and loses more of their
+    detail."""
 
     start: float = 0.2
     """Fraction of the steps, at the beginning, that are all computed. They give the image its composition, and changes
@@ -54,16 +56,17 @@ class Reuse:
     """Fraction of the steps, at the end, that are all computed."""
 
     min_computed: int = 1
-    """At least so many steps are computed, but never all of them. The fewer steps a generation has, the more changes
-    differ from one to the next."""
+    """At least so many steps are computed, but at least one reuses, outside `start` and `end`. The fewer steps a
+    generation has, the more changes differ from one to the next. A preset's minimum is for its own `period`: if you
+    change that and not this, there is none."""
 
     computed: tuple[int, ...] | None = None
     """The steps that are computed, counted from 0, in place of all that is said above. The others reuse."""
 
     order: float | str = "auto"
     """How far the line through the last two computed changes is followed: 0 uses the last change as it was, 1 continues
-    the line, 0.5 goes half of the way. `auto`: the more steps are computed, the further, 1 - 6 / computed steps, and 0
-    where they are 6 or fewer. Over short distances a line is a good guess, over long ones it leads astray."""
+    the line, 0.5 goes half of the way. `auto` is 1 - 6 / c for c computed steps, and 0 if they are 6 or fewer, or if
+    their number is not known. Over short distances a line is a good guess, over long ones it leads astray."""
 
     part: str = "blocks"
     """What is reused: the transformer `blocks`, or everything `deep`. That matters in UNets only: everything below the

@@ -15,7 +15,7 @@ class Remembered:
         self.last = last
         """In the last computed step."""
         self.slopes = slopes
-        """How much they changed in a step, on average between the last two computed ones; None with order 0."""
+        """How much they changed in a step, on average between the last two computed ones; None without lines."""
         self.ahead = ahead
         self.per_step = per_step
 
@@ -42,8 +42,7 @@ class Memory:
 
     Args:
         shapes: of what each part remembers, one or more tensors a part.
-        order: 0 remembers the last change. Above 0, also how it changed from step to step: the line is then followed by
-            that share of the way.
+        lines: whether how changes change from step to step is remembered too.
         dtype: of the changes; use that of the tokens.
         device: that of the tokens.
     """
@@ -52,11 +51,12 @@ class Memory:
         self,
         shapes: Sequence[Sequence[tuple[int, ...]]],
         *,
-        order: float,
+        lines: bool,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.order = order
+        self.order = 1.0
+        """How far lines are followed, from 0 to 1. May be set before every call."""
         self.ahead = torch.zeros((), device=device)
         """Steps since the last computed one, times `order`."""
         self.per_step = torch.zeros((), device=device)
@@ -64,7 +64,7 @@ class Memory:
         self.parts = []
         for of_part in shapes:
             last = [torch.zeros(shape, dtype=dtype, device=device) for shape in of_part]
-            slopes = [torch.zeros_like(change) for change in last] if order else None
+            slopes = [torch.zeros_like(change) for change in last] if lines else None
             self.parts.append(Remembered(last, slopes, self.ahead, self.per_step))
         self.step: int | None = None
         """The last computed step; None if there is none in this generation."""

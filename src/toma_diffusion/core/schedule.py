@@ -10,6 +10,9 @@ from functools import lru_cache
 
 from toma_diffusion.config import Config, Reuse
 
+FEWEST_FOR_LINES = 6
+"""With so many computed steps, or fewer, `order="auto"` follows no line: see docs/quality.md."""
+
 
 class Action(Enum):
     """What a plan does in a step. Three values and no counter, so that compiled code has at most three variants."""
@@ -92,7 +95,8 @@ class Schedule:
         if reuses and self.reuse is not None:
             reuse = self.reuse
             few = num_steps < reuse.min_steps
-            named.append(f"min_steps={reuse.min_steps}" if few else f"start={reuse.start}, end={reuse.end}")
+            when = f"start={reuse.start}, end={reuse.end}" if reuse.computed is None else f"computed={reuse.computed}"
+            named.append(f"min_steps={reuse.min_steps}" if few else when)
         return " and ".join(named)
 
     def corrects(self, num_steps: int | None) -> bool:
@@ -111,11 +115,12 @@ class Schedule:
 
     def order(self, num_steps: int | None) -> float:
         """How far the line through the last two computed changes is followed in a generation of `num_steps` steps."""
-        order = 0 if self.reuse is None else self.reuse.order
-        if isinstance(order, str):  # "auto"
-            assert self.reuse is not None
-            return 1.0 if num_steps is None else max(0.0, 1 - 6 / len(computed_steps(self.reuse, num_steps)))
-        return order
+        if self.reuse is None:
+            return 0.0
+        if not isinstance(self.reuse.order, str):
+            return self.reuse.order
+        computed = 0 if num_steps is None else len(computed_steps(self.reuse, num_steps))
+        return max(0.0, 1 - FEWEST_FOR_LINES / computed) if computed else 0.0
 
     def action(self, step: int, num_steps: int | None = None) -> Action | None:
         """What plans do in `step` (counted from 0) of `num_steps`. None if no tokens are merged in it.
@@ -162,11 +167,11 @@ def computed_steps(reuse: Reuse, num_steps: int) -> tuple[int, ...]:
     if reuse.computed is not None:
         return tuple(step for step in reuse.computed if step < num_steps)
     first, last = max(1, _steps(reuse.start, num_steps)), num_steps - _steps(reuse.end, num_steps)
-    if reuse.period > 1 and (reuse.growth > 1 or reuse.min_computed > 1):
-        between = _spread(reuse, first, last)
-    else:
-        between = [step for step in range(first, last) if not _is_between(step, first, reuse.period)]
-    return (*range(min(first, num_steps)), *between, *range(max(first, last), num_steps))
+    whole = [*range(min(first, num_steps)), *range(max(first, last), num_steps)]
+    between = [step for step in range(first, last) if not _is_between(step, first, reuse.period)]
+    if reuse.period > 1 and (reuse.growth > 1 or len(whole) + len(between) < reuse.min_computed):
+        between = _spread(reuse, first, last, reuse.min_computed - len(whole))
+    return tuple(sorted([*whole, *between]))
 
 
 def _is_between(step: int, first: int, period: float) -> bool:
@@ -177,13 +182,16 @@ def _is_between(step: int, first: int, period: float) -> bool:
     return math.floor(since / period) == math.floor((since - 1) / period)
 
 
-def _spread(reuse: Reuse, first: int, last: int) -> list[int]:
-    """Steps from `first` to before `last`, at distances that grow. The step before `first` is computed too, and counts.
+def _spread(reuse: Reuse, first: int, last: int, least: int) -> list[int]:
+    """Steps from `first` to before `last`, at distances that grow: `least` or more, but not all of them.
 
-    After the last one there are three quarters of the average distance.
+    Distances begin at the step before `first`, which is computed too. After the last step there are three quarters of
+    the average distance.
     """
+    if last <= first:
+        return []
     steps = last - first + 1
-    count = max(round(steps / reuse.period), reuse.min_computed - (first - 1))
+    count = max(round(steps / reuse.period), least + 1)
     count = max(1, min(count, steps - 1))
     end = steps - 0.75 * steps / count
     chosen = [0]

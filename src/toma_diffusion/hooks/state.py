@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from toma_diffusion.hooks.reuse import Part
     from toma_diffusion.hooks.sites import Run
 
-MemoryKey = tuple[int, tuple[tuple[tuple[int, ...], ...], ...], bool, torch.dtype, torch.device]
+MemoryKey = tuple[int, tuple[tuple[tuple[int, ...], ...], ...], torch.dtype, torch.device]
 PlanKey = tuple[str, int, Grid, int, int, torch.dtype, torch.device, bool]
 
 
@@ -297,16 +297,17 @@ class MergeState:
         if call.blocks_skipped is not None:
             self.notes.add(f"a pass was not reused: {call.blocks_skipped}")
             return None
-        sample, order = call.sample, self.schedule.order(tick.num_steps)
+        sample, reuse = call.sample, self.schedule.reuse
         shapes = tuple(tuple(stream.shape(call) for stream in part.streams) for part in self.parts)
-        key = (tick.ordinal, shapes, order > 0, call.token_dtype, sample.device)
+        key = (tick.ordinal, shapes, call.token_dtype, sample.device)
         if key not in self._memories:
             self._free_memories_of_other_sizes(key)
             with torch.inference_mode(False):
-                memory = Memory(shapes, order=order, dtype=call.token_dtype, device=sample.device)
+                lines = reuse is not None and reuse.order != 0  # also where "auto" follows none: one graph for both
+                memory = Memory(shapes, lines=lines, dtype=call.token_dtype, device=sample.device)
             _make_static(memory.buffers)
             self._memories[key] = memory
-        self._memories[key].order = order
+        self._memories[key].order = self.schedule.order(tick.num_steps)
         self._memories_used.add(key)
         if sample.is_cuda and torch.cuda.is_current_stream_capturing():
             self._memories_captured.add(key)

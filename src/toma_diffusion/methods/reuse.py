@@ -9,6 +9,7 @@ from torch import nn
 
 from toma_diffusion.adapters import Adapter
 from toma_diffusion.config import Config, Reuse
+from toma_diffusion.core.schedule import FEWEST_FOR_LINES
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.handle import Placement, Replacement
 from toma_diffusion.hooks.reuse import EnterPart, LeavePart, Part, StandIn
@@ -68,14 +69,12 @@ def describe_reuse(reuse: Reuse | None, parts: list[Part]) -> list[str]:
 def _when(reuse: Reuse) -> str:
     if reuse.computed is not None:
         return f"all steps but {', '.join(map(str, reuse.computed))} reuse"
-    if reuse.period == int(reuse.period):
-        share = "every second step reuses" if reuse.period == 2 else f"{reuse.period - 1} of {reuse.period} steps reuse"
+    if reuse.growth > 1 or reuse.period != int(reuse.period):
+        share = f"on average one step in {reuse.period:g} is computed" + ", most of them early" * (reuse.growth > 1)
     else:
-        share = f"one step of {reuse.period:g} is computed, the others reuse"
-    if reuse.growth > 1:
-        share += ", few at the beginning and more towards the end"
+        share = "every second step reuses" if reuse.period == 2 else f"{reuse.period - 1} of {reuse.period} steps reuse"
     if reuse.min_computed > 1:
-        share += f" (at least {reuse.min_computed} are computed)"
+        share += f", never fewer than {reuse.min_computed}"
     first = f"the first {reuse.start:.0%} of the steps" if reuse.start else "the first step"
     last = f" and the last {reuse.end:.0%}" if reuse.end else ""
     verb = "is" if first == "the first step" and not last else "are"
@@ -87,8 +86,8 @@ def _how(reuse: Reuse) -> str:
         return "as in the last computed step"
     line = "continued in a line from the last two computed steps"
     if isinstance(reuse.order, str):
-        return f"{line}, the further the more steps are computed"
-    return line if reuse.order == 1 else f"{line} by {reuse.order:.0%} of the way"
+        return f"{line} where more than {FEWEST_FOR_LINES} are computed"
+    return line if reuse.order == 1 else f"{line}, for {reuse.order:.0%} of the way"
 
 
 def _check_update(config: Config, reuse: Reuse) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toma_diffusion.api import find_denoisers
-from toma_diffusion.config import ToMAConfig
+from toma_diffusion.config import Reuse, ToMAConfig
 from toma_diffusion.config.checks import is_number
-from toma_diffusion.core import Grid, Regions
+from toma_diffusion.core import Grid, Regions, Schedule
+from toma_diffusion.core.schedule import computed_steps
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import Variant
 from toma_diffusion.evaluation.variants import VariantSpec, variants_of
@@ -37,7 +38,7 @@ MEDIUM = (
     *SMALL,
     *("steps:90%", "steps:80%", "steps:40%"),
     *("toma-late@0.25", "toma-late@0.75", "toma-stage@0.75", "tomesd@0.5"),
-    *("fast:period=4", "fast:growth=1.25", "fast:growth=2", "reuse:period=2;part=deep"),
+    *("fast:period=4", "fast:growth=1.4", "fast:growth=3", "reuse:period=2;part=deep"),
     *("toma-stage:period=2;ratio=0.25", "toma-stage:period=2;ratio=0.5", "toma-late:period=3;ratio=0.5"),
     *("first-block-cache:threshold=0.05", "first-block-cache:threshold=0.2"),
     *(
@@ -56,7 +57,7 @@ LARGE = (
     *("fast:order=0", "fast:order=1", "fast:period=2;part=blocks", "fast:end=0.1"),
     *("fast:period=3+steps:80%", "toma-stage:period=3;ratio=0.5", "toma-late:period=2;ratio=0.25"),
     *("first-block-cache:threshold=0.15", "taylorseer:cache_interval=3;use_lite_mode=True"),
-    *("toma-late+steps:70%@0.5", "balanced+steps:70%", "faster+steps:80%"),
+    *("toma-late+steps:70%@0.5", "balanced+steps:70%", "faster+steps:85%"),
     *("deepcache:interval=2+steps:80%", "first-block-cache:threshold=0.1+steps:80%"),
 )
 OF_CLIPS = ("taylorseer:cache_interval=3;use_lite_mode=True",)
@@ -146,20 +147,39 @@ def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Can
     """What of these is possible on a model, or on all denoisers of a pipeline, with a reason for everything else."""
     models = find_denoisers(pipe_or_model)
     found: dict[str, Variant] = {}
+    done: set[str] = set()
     left_out = []
     for text in texts:
         try:
             for variant in _parse(models[0], text, steps):
                 for shortcut in variant.shortcuts:
                     shortcut.check_turns(models)
-                variant.steps_of(steps)  # raises if they are not fewer
-                found.setdefault(variant.slug, variant)
+                does = _does(variant, variant.steps_of(steps))  # raises if they are not fewer
+                if does not in done:
+                    found.setdefault(variant.slug, variant)
+                done.add(does)
         except UsageError as error:
             left_out.append(f"{text}: {error}")
     if not found:
         name = type(models[0]).__name__
         raise UsageError(f"no candidate is possible on this {name}: {left_out[0] if left_out else ''}")
     return Candidates(tuple(found.values()), tuple(left_out))
+
+
+def _does(variant: Variant, steps: int) -> str:
+    """What a candidate does in so many steps: two that compute the same ones are one."""
+    config = variant.config
+    if config is not None and config.reuse is not None and steps >= config.reuse.min_steps:
+        reuse = Reuse(
+            computed=computed_steps(config.reuse, steps),
+            order=Schedule.from_config(config).order(steps),
+            part=config.reuse.part,
+            keep=config.reuse.keep,
+            update=config.reuse.update,
+        )
+        config = replace(config, reuse=reuse)
+    settings = "" if config is None else f"{type(config).__name__} {config.to_json()}"
+    return f"{settings} {variant.name if config is None else ''} {[each.text for each in variant.shortcuts]}"
 
 
 def _parse(model: Any, text: str, steps: int) -> Sequence[Variant]:
