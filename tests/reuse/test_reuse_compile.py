@@ -6,7 +6,7 @@ from observe import Graphs, compile_blocks, same_picture
 from parts import BY_NAME, generate, only_reuse
 from tiny import STRIDED
 
-from toma_diffusion import Reuse, apply_toma, remove_toma
+from toma_diffusion import PRESETS, Reuse, apply_toma, remove_toma
 
 EVERY = {"select_every": 1, "reweigh_every": 1}
 SMALL_UNET = {
@@ -55,6 +55,18 @@ def test_whole_denoiser(family, changes, fields, backend):
     with torch.compiler.set_stance("fail_on_recompile"):
         same_steps(family, pairs, 4, seed=9)
         same_steps(family, pairs, 7)
+
+
+def test_lines_that_are_followed_further_are_no_other_graph():
+    """`order="auto"` follows none with few computed steps, and some with many."""
+    graphs, family = Graphs(), BY_NAME["pixart"]
+    pairs = pair(family, {"num_layers": 1}, PRESETS["fast"])
+    pairs[0][0].compile(fullgraph=True, backend=graphs)
+    same_steps(family, pairs, 8)
+    assert graphs.count == 2
+    with torch.compiler.set_stance("fail_on_recompile"):
+        same_steps(family, pairs, 20)
+        same_steps(family, pairs, 8, seed=9)
 
 
 def test_without_reuse_it_is_one_graph_less():

@@ -51,10 +51,10 @@ def test_it_never_claims_a_merge(name):
         ({}, "every second step reuses; the first 20% of the steps are computed"),
         ({"start": 0}, "every second step reuses; the first step is computed"),
         ({"period": 4, "end": 0.1}, "3 of 4 steps reuse; the first 20% of the steps and the last 10% are computed"),
-        ({"period": 2.5}, "on average one step in 2.5 is computed; the first 20% of the steps are computed"),
+        ({"period": 2.5}, "on average one step in 2.5 is computed, the others reuse; the first 20% of the steps"),
         (
             {"growth": 1.4, "start": 0},
-            "on average one step in 2 is computed, most of them early; the first step is computed",
+            "one step in 2 is computed, most of them early, the others reuse; the first step is",
         ),
         ({"min_computed": 5}, "every second step reuses, never fewer than 5"),
         ({"order": "auto"}, "last two computed steps where more than 6 are computed"),

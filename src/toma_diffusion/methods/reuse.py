@@ -70,7 +70,8 @@ def _when(reuse: Reuse) -> str:
     if reuse.computed is not None:
         return f"all steps but {', '.join(map(str, reuse.computed))} reuse"
     if reuse.growth > 1 or reuse.period != int(reuse.period):
-        share = f"on average one step in {reuse.period:g} is computed" + ", most of them early" * (reuse.growth > 1)
+        early = ", most of them early" if reuse.growth > 1 else ""
+        share = f"on average one step in {reuse.period:g} is computed{early}, the others reuse"
     else:
         share = "every second step reuses" if reuse.period == 2 else f"{reuse.period - 1} of {reuse.period} steps reuse"
     if reuse.min_computed > 1:
