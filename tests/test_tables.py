@@ -164,7 +164,7 @@ class TestTimed:
 
 
 def test_gains_of_caches_are_marked(tables, cells):
-    """They are computed from the share of steps that a cache skips on a small model. So is that of a preset where it was
+    """They are computed from the share of steps that a cache skips on a small model. So is that of a preset that was
     timed with another number of computed steps."""
     marked = [line.split("|")[1] for line in tables.headline_table().splitlines() if cells.COMPUTED in line]
     caches = [label for label in marked if "Cache" in label or "TaylorSeer" in label]
