@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from toma_diffusion.hooks.handle import ToMAHandle
 
 WARM_UP_STEPS_ON_A_CPU = 4
-"""Nothing is compiled there; only memory is allocated for the first time. With fewer, some presets do nothing and warn."""
+"""Nothing is compiled there; only memory is allocated for the first time. With fewer, some presets do nothing, and
+warn."""
 Task = TypeVar("Task")
 
 
