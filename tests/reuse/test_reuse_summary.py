@@ -56,7 +56,7 @@ def test_it_never_claims_a_merge(name):
             {"growth": 1.4, "start": 0},
             "one step in 2 is computed, most of them early, the others reuse; the first step is",
         ),
-        ({"min_computed": 5}, "every second step reuses, never fewer than 5"),
+        ({"min_computed": 5}, "every second step reuses, and at least 5 are computed"),
         ({"order": "auto"}, "last two computed steps where more than 6 are computed"),
         ({"order": 0.25}, "last two computed steps, for 25% of the way"),
         ({"computed": (0, 3)}, "all steps but 0, 3 reuse"),

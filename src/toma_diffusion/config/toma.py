@@ -207,7 +207,8 @@ _LATE: Mapping[str, Any] = MappingProxyType({"scope": "block", "window": (0.5, 1
 
 _REUSE_ALONE: Mapping[str, Any] = MappingProxyType({"ratio": 0.0, "scope": "stage", **_EVERY_STEP})
 _GROWING: Mapping[str, Any] = MappingProxyType({"part": "deep", "start": 0.0})
-"""Computed steps are dense at the beginning, and grow sparser (`growth`). docs/quality.md has what was tried."""
+"""Of the presets that reuse: all that can be reused is, and `growth` alone decides which steps are computed.
+docs/quality.md has what was tried."""
 
 PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
     {

@@ -75,7 +75,7 @@ def _when(reuse: Reuse) -> str:
     else:
         share = "every second step reuses" if reuse.period == 2 else f"{reuse.period - 1} of {reuse.period} steps reuse"
     if reuse.min_computed > 1:
-        share += f", never fewer than {reuse.min_computed}"
+        share += f", and at least {reuse.min_computed} are computed"
     first = f"the first {reuse.start:.0%} of the steps" if reuse.start else "the first step"
     last = f" and the last {reuse.end:.0%}" if reuse.end else ""
     verb = "is" if first == "the first step" and not last else "are"
