@@ -127,7 +127,8 @@ SETUPS: Mapping[str, Setup] = {
     # Its images cannot be merged in batches, so that there are fewer.
     "bundled-flux": Setup(guidance=4.0, images=16, time_of="flux", changes="skip_blocks=()", rows="quality_flux.csv"),
     # A model of clips in a folder. Those of Wan leave an eighth of the blocks alone, which of eight would be the first.
-    # 20 steps come first: they have most rows. Eight clips, because the noise floor needs whole attention matrices.
+    # 20 steps come first: they have most rows. Eight clips, because the noise floor needs whole attention matrices: it
+    # takes six times as long as the model as it is.
     "video": Setup(
         (20, 8, 50),
         (20,),
@@ -287,8 +288,13 @@ def clip_caches(at: Conditions) -> list[str]:
 
 def clip_reuse(at: Conditions) -> list[str]:
     """Blocks reused over time: the presets, how often, which steps are computed, and how lines are followed."""
-    more = ["fast:growth=1", "fast:order=0", "fast:order=1", *(f"reuse:period=2;order={order}" for order in (0, 1))]
-    return ["balanced", "fast", "faster", "fast:period=2", "fast:period=4", *at.is_sweep * more]
+    more = [
+        *(f"fast:growth={growth}" for growth in (1, 1.4, 1.7, 2.5)),
+        *(f"{preset}:order={order}" for preset in ("balanced", "fast") for order in (0, 1)),
+        *(f"reuse:period=2;order={order}" for order in (0, 1)),
+    ]
+    own = ["reuse:computed=(0,1,2,3,5,8,12,16);order=0"] if at.steps == 20 else []  # the best of a few on other prompts
+    return ["balanced", "fast", "faster", "fast:period=2", "fast:period=4", *at.is_sweep * more, *own]
 
 
 def together(at: Conditions) -> list[str]:
@@ -361,7 +367,7 @@ STEPS_OF_THE_PAPERS_TABLES = 20
 SETTINGS = tuple(field.name for field in fields(ToMAConfig))
 COLUMNS = (
     *("run", "model", "steps", "guidance", "title", "method", "changed", "shortcuts", "skipped", *SETTINGS),
-    *("images", "frames", *METRICS, FLICKER, "noise_floor_psnr", "noise_floor_lpips", "seconds"),
+    *("images", "frames", *METRICS, FLICKER, "seconds"),
     *("gain", "gain_source", "blocks", "variant"),
     *("resolution", "dtype", "weights", "lpips_weights", *(field.name for field in fields(Facts)), "date"),
 )
@@ -610,6 +616,7 @@ def plan(pipe: Any, setup: Setup, options: argparse.Namespace) -> dict[int, Want
                 if reason not in said:
                     print(f"Left out: {run}: {reason}", flush=True)
                     said.add(reason)
+        found.append((REFERENCE, UNMERGED[1]))  # last, because it is the slowest; one share has it
         planned[steps] = shared(found, *share_of(options.share))
     return planned
 
@@ -669,10 +676,10 @@ def measure(job: Job, options: argparse.Namespace) -> int:
 
 
 def measure_all(due: Wanted, measurement: Measurement, common: Row, rows: Rows, costs: StepCosts) -> int:
-    """The model as it is, its noise floor, and what is due at one number of steps. Returns how many failed."""
+    """The model as it is, and what is due at one number of steps. Returns how many failed."""
     known: dict[Variant, Row] = {}
     failed = 0
-    for run, variant in [*((REFERENCE, each) for each in UNMERGED), *due]:
+    for run, variant in [(REFERENCE, UNMERGED[0]), *due]:
         started, settings = time.perf_counter(), settings_alone(variant)
         about = f"{common['model']}, {common['steps']} steps, {run}: {variant.title}"
         try:
@@ -683,9 +690,7 @@ def measure_all(due: Wanted, measurement: Measurement, common: Row, rows: Rows, 
             print(f"Failed: {about}: {error!r}", flush=True)
             failed += 1
             continue
-        floor = known.get(UNMERGED[1], {})
-        floors = {f"noise_floor_{figure}": floor.get(figure, "") for figure in ("psnr", "lpips")}
-        row = row_of(run, variant, common) | floors | known[settings]
+        row = row_of(run, variant, common) | known[settings]
         row |= gain_of(row, costs)
         rows.add(row)
         figures = ", ".join(f"{each} {row[each]}" for each in (*METRICS, *([FLICKER] if row["frames"] else [])))
