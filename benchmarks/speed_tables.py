@@ -67,7 +67,8 @@ def timed_table(name: str) -> str:
     rows = [row for row in read(f"{name}_h200.csv") if row["ratio"] and row["method"] != "floor"]
     newest = {(f"{row['model']}, {_size(row)}", row["steps"], _setting(row), row["ratio"]): row for row in rows}
     lines = head("model | steps | method | removed | ms a step | baseline | speed-up | memory")
-    for (model, steps, setting, ratio), row in newest.items():
+    models = [*dict.fromkeys(model for model, *_ in newest)]
+    for (model, steps, setting, ratio), row in sorted(newest.items(), key=lambda item: models.index(item[0][0])):
         merges = float(ratio) > 0 and not _only_reuses(row)
         lines.append(
             f"| {model} | {steps} | {setting} | {f'{float(ratio):.0%}' if merges else ''} "

@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from itertools import combinations
+from itertools import combinations, groupby
 from pathlib import Path
 
 import pytest
@@ -152,11 +152,17 @@ class TestTimed:
 
     def test_of_rows_that_were_timed_again_the_last_counts(self, tables, speeds):
         rows = [row for row in tables.read("today_h200.csv") if (row["model"], row["ratio"]) == ("flux2", "0.5")]
-        assert len(rows) == 2
+        rows = [row for row in rows if row["resolution"] == "1024x1024" and "reuse" not in row["settings"]]
+        assert len(rows) == 3
         (line,) = [
-            each for each in speeds.timed_table("today").splitlines() if "flux2, 1024² | 4" in each and "50%" in each
+            each for each in speeds.timed_table("today").splitlines() if "flux2, 1024² | 4 | `toma-stage` | 50%" in each
         ]
         assert f"| {float(rows[-1]['step_ms']):.4g} |" in line
+
+    def test_lines_of_a_model_stand_together(self, speeds):
+        """Also those that were timed later than others."""
+        models = [line.split("|")[1] for line in speeds.timed_table("video").splitlines()[2:]]
+        assert len([*groupby(models)]) == len(set(models))
 
     def test_clips_say_their_frames_and_where_they_merge(self, speeds):
         text = speeds.timed_table("video")

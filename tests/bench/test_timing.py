@@ -1,5 +1,6 @@
 """Runs: a generation's schedule really happens in each, and nothing is left behind."""
 
+import importlib
 from collections import Counter
 from contextlib import contextmanager
 
@@ -173,6 +174,25 @@ class TestMeasure:
         broken.remove()
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in denoiser.model.modules())
         assert self.measured(denoiser).warnings == ()
+
+    def test_others_are_not_timed_before_the_warm_up_is_done(self, monkeypatch):
+        """A GPU runs behind the CPU: warm-ups that are still queued would slow down what another process times."""
+        happened = []
+
+        class Watched(Turns):
+            def alone(self):
+                happened.append("lets others be timed")
+                return super().alone()
+
+        module = importlib.import_module("toma_diffusion.bench.measure")
+        monkeypatch.setattr(module, "synchronize", lambda device: happened.append("waited"))
+        denoiser = ready("sd35")
+        counting = denoiser.model.register_forward_hook(lambda *_: happened.append("called"))
+        measure(denoiser, self.group, Cell("baseline"), repeats=1, end_to_end=None, turns=Watched(), stage=str)
+        counting.remove()
+        let = happened.index("lets others be timed")
+        assert happened[:let] == ["called", "waited"]
+        assert "called" in happened[let:]
 
     def test_warns_of_what_makes_a_time_meaningless(self):
         denoiser = ready("sd35")

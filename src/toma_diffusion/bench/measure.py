@@ -24,6 +24,7 @@ from toma_diffusion.bench.timing import (
     compile_model,
     forget_compiled,
     median_seconds,
+    synchronize,
     time_runs,
 )
 from toma_diffusion.bench.turns import Turns
@@ -77,6 +78,7 @@ def measure(
         if end_to_end is not None:  # a pipeline may call the model in another way, which is compiled for itself
             _image(end_to_end, group, generation)
         stage("waiting to time")
+        synchronize(denoiser.device)  # what is queued would still run while another process times
         undo.enter_context(turns.alone())
         stage("timing")
         peak = PeakMemory(denoiser.device)
