@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 from math import comb
@@ -29,6 +28,7 @@ from toma_diffusion.experiments.parsing import numbers
 from toma_diffusion.metrics import Weights, open_metrics
 from toma_diffusion.metrics.base import PairMetric
 from toma_diffusion.pipelines.checkpoints import load_pipeline
+from toma_diffusion.tune.moves import moved_steps
 
 SUBJECTS = Path(__file__).parents[1] / "training" / "prompts.txt"
 FIRST_SEED = 1000
@@ -74,14 +74,6 @@ def schedules(steps: int, computed: int) -> dict[Steps, str]:
         for last in (False, True):
             found.setdefault(by_power(steps, computed, power, last=last), f"power {power:g}{', last' * last}")
     return found
-
-
-def moved(computed: Steps, steps: int) -> Iterable[Steps]:
-    """All schedules in which one step is computed one earlier or one later."""
-    for place, step in enumerate(computed[1:], start=1):
-        for other in (step - 1, step + 1):
-            if 0 < other < steps and other not in computed:
-                yield tuple(sorted((*computed[:place], other, *computed[place + 1 :])))
 
 
 @dataclass(eq=False)
@@ -137,7 +129,7 @@ class Search:
         refined = {each: self.lpips(chosen, each, part, "order") for each in nearby}
         order, lowest = min(refined.items(), key=lambda item: item[1])
         for _ in range(rounds):
-            around = {other: self.lpips(other, order, part, "climb") for other in moved(chosen, steps)}
+            around = {other: self.lpips(other, order, part, "climb") for other in moved_steps(chosen, steps)}
             closest = min(around, key=lambda other: around[other])
             if around[closest] >= lowest:
                 break

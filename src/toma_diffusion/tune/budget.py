@@ -20,6 +20,8 @@ class Budget:
     rungs: tuple[int, ...]
     """Images, or clips, of each candidate after every rung of the search. After each about half of the candidates go
     on."""
+    climbs: int
+    """Rounds in which the computed steps of the best candidate that reuses are moved."""
     finalists: int
     """Candidates that are measured on images of their own at the end."""
     final_images: int
@@ -33,16 +35,16 @@ class Budget:
 
 BUDGETS: Mapping[str, Budget] = MappingProxyType(
     {
-        "small": Budget(map_groups=5, map_steps=4, rungs=(1, 2, 4), finalists=3, final_images=4),
-        "medium": Budget(map_groups=8, map_steps=6, rungs=(1, 2, 4), finalists=5, final_images=8),
-        "large": Budget(map_groups=12, map_steps=8, rungs=(2, 4, 8), finalists=8, final_images=24),
+        "small": Budget(map_groups=5, map_steps=4, rungs=(1, 2, 4), climbs=1, finalists=3, final_images=4),
+        "medium": Budget(map_groups=8, map_steps=6, rungs=(1, 2, 4), climbs=2, finalists=5, final_images=8),
+        "large": Budget(map_groups=12, map_steps=8, rungs=(2, 4, 8), climbs=4, finalists=8, final_images=24),
     }
 )
 CLIP_BUDGETS: Mapping[str, Budget] = MappingProxyType(
     {
-        "small": Budget(map_groups=4, map_steps=3, rungs=(1,), finalists=3, final_images=1),
-        "medium": Budget(map_groups=6, map_steps=4, rungs=(1, 2), finalists=4, final_images=2),
-        "large": Budget(map_groups=8, map_steps=6, rungs=(1, 2, 4), finalists=6, final_images=4),
+        "small": Budget(map_groups=4, map_steps=3, rungs=(1,), climbs=0, finalists=3, final_images=1),
+        "medium": Budget(map_groups=6, map_steps=4, rungs=(1, 2), climbs=1, finalists=4, final_images=2),
+        "large": Budget(map_groups=8, map_steps=6, rungs=(1, 2, 4), climbs=2, finalists=6, final_images=4),
     }
 )
 """The same of clips, each of which takes as long as many images."""

@@ -154,7 +154,7 @@ def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Can
             for variant in _parse(models[0], text, steps):
                 for shortcut in variant.shortcuts:
                     shortcut.check_turns(models)
-                does = _does(variant, variant.steps_of(steps))  # raises if they are not fewer
+                does = done_by(variant, steps)  # raises if fewer steps are not fewer
                 if does not in done:
                     found.setdefault(variant.slug, variant)
                 done.add(does)
@@ -166,9 +166,9 @@ def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Can
     return Candidates(tuple(found.values()), tuple(left_out))
 
 
-def _does(variant: Variant, steps: int) -> str:
-    """What a candidate does in so many steps: two that compute the same ones are one."""
-    config = variant.config
+def done_by(variant: Variant, steps: int) -> str:
+    """What a candidate does in a run of so many steps: two that compute the same ones are one."""
+    config, steps = variant.config, variant.steps_of(steps)
     if config is not None and config.reuse is not None and steps >= config.reuse.min_steps:
         reuse = Reuse(
             computed=computed_steps(config.reuse, steps),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,9 @@ class TunePlan:
 
     @property
     def size(self) -> Budget:
-        """How much is measured."""
-        return find_budget(self.budget, clips=self.clips)
+        """How much is measured. The user's own candidates are not changed."""
+        budget = find_budget(self.budget, clips=self.clips)
+        return replace(budget, climbs=0) if self.methods else budget
 
     @property
     def thing(self) -> str:

@@ -13,24 +13,32 @@ if TYPE_CHECKING:
 
 GENERATED = 1.5
 """Images or clips that one measurement generates: that of the candidate, and every second time the original."""
+MOVED = 12
+"""Candidates of one climb, about: 7 steps of 8 can be moved, most of them earlier and later."""
 MAP_CELL = 0.35
 """What a cell of the map costs, of one image of a candidate with its part of the original's: about half of the steps,
 no decoding."""
 
 
-def measurements_left(budget: Budget, alive: int, rung: int) -> int:
-    """Images of candidates that are still to be measured when this rung begins."""
+def measurements_left(budget: Budget, alive: int, rung: int, climbs: int) -> int:
+    """Images of candidates that are still to be measured when this rung begins, with so many climbs after it."""
+    finals = min(alive, budget.finalists) * budget.final_images
+    return _of_rungs(budget, alive, rung) + climbs * _of_rungs(budget, MOVED, 0) + finals
+
+
+def later_measurements(budget: Budget, alive: int, rung: int, climbs: int) -> int:
+    """Those that are still to be made when this rung ends."""
+    before = budget.rungs[rung - 1] if rung else 0
+    return measurements_left(budget, alive, rung, climbs) - alive * (budget.rungs[rung] - before)
+
+
+def _of_rungs(budget: Budget, alive: int, rung: int) -> int:
+    """Images of this rung and those after it."""
     total, before = 0, budget.rungs[rung - 1] if rung else 0
     for images in budget.rungs[rung:]:
         total += alive * (images - before)
         before, alive = images, max(budget.finalists, (alive + 1) // 2)
-    return total + min(alive, budget.finalists) * budget.final_images
-
-
-def later_measurements(budget: Budget, alive: int, rung: int) -> int:
-    """Those that are still to be made when this rung ends."""
-    before = budget.rungs[rung - 1] if rung else 0
-    return measurements_left(budget, alive, rung) - alive * (budget.rungs[rung] - before)
+    return total
 
 
 class SearchBar:

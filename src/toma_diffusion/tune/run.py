@@ -1,4 +1,5 @@
-"""Carries out a search: the map of sensitivity, the rungs, the finalists, the answer. In one or several processes."""
+"""Carries out a search: the map of sensitivity, the rungs, the climb, the finalists, the answer. In one or several
+processes."""
 
 from __future__ import annotations
 
@@ -13,18 +14,29 @@ from toma_diffusion.evaluation.plan import Item, Variant
 from toma_diffusion.evaluation.run import shares
 from toma_diffusion.metrics import MetricSet
 from toma_diffusion.pipelines.generation import reports_steps
-from toma_diffusion.tune.candidates import Candidates, count_expected, merges_over_frames, open_candidates, texts_of
+from toma_diffusion.tune.candidates import (
+    Candidates,
+    count_expected,
+    done_by,
+    merges_over_frames,
+    open_candidates,
+    texts_of,
+)
 from toma_diffusion.tune.folder import TuneFolder
 from toma_diffusion.tune.goal import Figures, Goal
 from toma_diffusion.tune.measure import ORIGINAL, Meter, turns_of
+from toma_diffusion.tune.moves import moved
 from toma_diffusion.tune.outcome import Outcome, Result
 from toma_diffusion.tune.progress import MAP_CELL, SearchBar, later_measurements, measurements_left
-from toma_diffusion.tune.search import answer, figures_in, finalists_of, substitutes, survivors
+from toma_diffusion.tune.search import answer, figures_in, finalists_of, ranked, substitutes, survivors
 from toma_diffusion.tune.sensitivity import Prober, SensitivityMap, groups_of, name_of, sampled_steps
 
 if TYPE_CHECKING:
     from accelerate import PartialState
     from rich.progress import Progress
+
+Seen = dict[Variant, Sequence[Item]]
+"""Candidates, with the images that they were measured on."""
 
 
 def tune(
@@ -51,20 +63,13 @@ def tune(
     sensitivity = work.draw_map()
     candidates = work.candidates(sensitivity)
     plan, size = folder.plan, folder.plan.size
-    alive, seen = list(candidates.variants), dict[Variant, Sequence[Item]]()
-    for rung, images in enumerate(size.rungs):
-        items = plan.items[:images]
-        seen |= dict.fromkeys(alive, items)
-        what = f"search, {images} of {size.rungs[-1]} {plan.thing}s"
-        figures = work.measure(alive, items, what, later_measurements(size, len(alive), rung))
-        alive = survivors(figures, goal, size.finalists)
-    last = {variant: each for variant, each in figures.items() if variant in alive}
+    last, seen = work.climb(*work.search(candidates.variants, goal, size.climbs), goal)
     alive = finalists_of(last, goal, size.finalists)
     finals = work.measure(alive, plan.final_items, "finalists")
     for variant in substitutes(last, goal, alive)[: size.finalists]:
         if not answer(finals, goal).is_reached:
             finals |= work.measure([variant], plan.final_items, "more finalists")
-    results = [_result(folder, variant, seen[variant], finals) for variant in candidates.variants]
+    results = [_result(folder, variant, items, finals) for variant, items in seen.items()]
     found = answer(finals, goal)
     chosen = next((each for each in results if each.variant == found.chosen), None)
     return Outcome(goal, chosen, found.is_reached, tuple(results), candidates.left_out, sensitivity)
@@ -103,7 +108,7 @@ class _Work:
         cells = [(index, step) for step in steps for index in range(len(groups))]
         (share,) = shares(self.state, [[cell for cell in cells if self.folder.growth(*cell) is None]])
         expected = count_expected(self.meter.pipe, plan.methods, plan.budget, plan.steps, clips=plan.clips)
-        later = measurements_left(size, expected, 0)
+        later = measurements_left(size, expected, 0, size.climbs)
         with self.bar.stage("map of sensitivity", MAP_CELL * len(share), later) as advance:
             if share:
                 self._announce(prober.original()[1])
@@ -130,6 +135,44 @@ class _Work:
         written = Candidates.read(self.folder)
         assert written is not None
         return written
+
+    def search(
+        self, variants: Sequence[Variant], goal: Goal, climbs: int, name: str = "search"
+    ) -> tuple[dict[Variant, Figures], Seen]:
+        """Measure candidates on more and more images, after each rung the better half. Returns those that are left, and
+        for all the images that they were measured on.
+
+        Args:
+            climbs: how often computed steps are moved afterwards.
+            name: of the stage.
+        """
+        plan, size = self.folder.plan, self.folder.plan.size
+        alive, figures, seen = list(variants), dict[Variant, Figures](), Seen()
+        for rung, images in enumerate(size.rungs):
+            items = plan.items[:images]
+            seen |= dict.fromkeys(alive, items)
+            what = f"{name}, {images} of {size.rungs[-1]} {plan.thing}s"
+            figures = self.measure(alive, items, what, later_measurements(size, len(alive), rung, climbs))
+            alive = survivors(figures, goal, size.finalists)
+        return {variant: each for variant, each in figures.items() if variant in alive}, seen
+
+    def climb(self, figures: dict[Variant, Figures], seen: Seen, goal: Goal) -> tuple[dict[Variant, Figures], Seen]:
+        """Move computed steps of the most promising candidate that reuses, as long as that is closer to the original.
+        Returns what `search` does, with the moved ones."""
+        steps, climbs = self.folder.plan.steps, self.folder.plan.size.climbs
+        best = next((variant for variant in ranked(figures, goal) if moved(variant, steps)), None)
+        tried = {done_by(variant, steps) for variant in seen}
+        for number in range(climbs if best is not None else 0):
+            assert best is not None
+            near = [variant for variant in moved(best, steps) if done_by(variant, steps) not in tried]
+            tried |= {done_by(variant, steps) for variant in near}
+            found, measured = self.search(near, goal, climbs - number - 1, f"steps moved, round {number + 1}")
+            figures, seen = figures | found, seen | measured
+            closest = min(found, key=lambda variant: found[variant].distance, default=best)
+            if figures[closest].distance >= figures[best].distance:
+                break
+            best = closest
+        return figures, seen
 
     def _not_made(self, sensitivity: SensitivityMap | None, grid: Grid | None) -> list[str]:
         """Why kinds of candidates are missing that others have."""
