@@ -24,12 +24,9 @@ MODELS = ("bundled", "4step", "flux", "video")
 RUNS = ("steps", "reuse", "presets", "caches", "frames", "together")
 """The parts of quality.py that are shown: what a user would choose between. The last two are of clips."""
 LINE_OF_PRESETS = ", ".join(PRESETS_OF_REUSE)
-OLDER = "growth=1.4"
-"""What the presets were on clips, which have not been measured since."""
-LINE_OF_OLDER = f"{LINE_OF_PRESETS} with {OLDER}"
 SHOWN = (
-    *(LINE_OF_PRESETS, LINE_OF_OLDER, "fewer steps", "toma-late", "toma-stage", "deepcache", "first-block-cache"),
-    *("taylorseer, use_lite_mode=True", "tofu", "toma-stage within frames", "toma-stage and reuse"),
+    *(LINE_OF_PRESETS, "fewer steps", "toma-late", "toma-stage", "deepcache", "first-block-cache"),
+    *("taylorseer, use_lite_mode=True", "magcache", "tofu", "toma-stage within frames", "toma-stage and reuse"),
 )
 """Lines, as many as can be told apart. The other presets are slower or farther than these."""
 PANELS, MOST_PANELS = (20, 8, 4, 50), 3
@@ -53,8 +50,8 @@ def curves_of(rows: list[Row]) -> Curves:
 
 def _title(row: Row, variant: Variant) -> str:
     """Of a line: the method, with its settings; our presets that reuse are one line."""
-    if variant.name in PRESETS_OF_REUSE and row["run"] == "reuse" and row["changed"] in ("", OLDER):
-        return LINE_OF_OLDER if row["changed"] else LINE_OF_PRESETS
+    if variant.name in PRESETS_OF_REUSE and row["run"] == "reuse" and not row["changed"]:
+        return LINE_OF_PRESETS
     if row["changed"].startswith(AS_IT_WAS):
         return f"{variant.name} as it was"
     if row.get("frames") and variant.config is not None:
@@ -75,7 +72,7 @@ def figure_of(rows: list[Row]) -> Figure:
     panels = [steps for steps in PANELS if steps in found_steps][:MOST_PANELS] or sorted(found_steps)
     rows = [row for row in rows if int(row["steps"]) in panels]
     drawn = curves_of(rows)
-    titles = [title for title in SHOWN if title in drawn and (title != LINE_OF_OLDER or LINE_OF_PRESETS not in drawn)]
+    titles = [title for title in SHOWN if title in drawn]
     figure = Figure(figsize=(3.6 * len(panels) + 2.2, 3.9), layout="constrained")
     figure.patch.set_alpha(0)
     axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
