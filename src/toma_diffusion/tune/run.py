@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from accelerate import PartialState
     from rich.progress import Progress
 
+CLOSEST = Goal(speed_up=1.0)
+"""Of schedules that compute as many steps: all are equally fast, whatever the clock says."""
 Seen = dict[Variant, Sequence[Item]]
 """Candidates, with the images that they were measured on."""
 
@@ -158,7 +160,7 @@ class _Work:
 
     def climb(self, figures: dict[Variant, Figures], seen: Seen, goal: Goal) -> tuple[dict[Variant, Figures], Seen]:
         """Move computed steps of the most promising candidate that reuses, as long as that is closer to the original.
-        Returns what `search` does, with the moved ones."""
+        Returns what `search` does: the closest schedule has taken the place of the candidate."""
         steps, climbs = self.folder.plan.steps, self.folder.plan.size.climbs
         best = next((variant for variant in ranked(figures, goal) if moved(variant, steps)), None)
         tried = {done_by(variant, steps) for variant in seen}
@@ -166,11 +168,12 @@ class _Work:
             assert best is not None
             near = [variant for variant in moved(best, steps) if done_by(variant, steps) not in tried]
             tried |= {done_by(variant, steps) for variant in near}
-            found, measured = self.search(near, goal, climbs - number - 1, f"steps moved, round {number + 1}")
-            figures, seen = figures | found, seen | measured
+            found, measured = self.search(near, CLOSEST, climbs - number - 1, f"steps moved, round {number + 1}")
+            seen |= measured
             closest = min(found, key=lambda variant: found[variant].distance, default=best)
-            if figures[closest].distance >= figures[best].distance:
+            if closest is best or found[closest].distance >= figures[best].distance:
                 break
+            figures = {each: figures[each] for each in figures if each != best} | {closest: found[closest]}
             best = closest
         return figures, seen
 
