@@ -164,8 +164,9 @@ class _Work:
         steps, climbs = self.folder.plan.steps, self.folder.plan.size.climbs
         best = next((variant for variant in ranked(figures, goal) if moved(variant, steps)), None)
         tried = {done_by(variant, steps) for variant in seen}
-        for number in range(climbs if best is not None else 0):
-            assert best is not None
+        for number in range(climbs):
+            if best is None:  # nothing reuses
+                break
             near = [variant for variant in moved(best, steps) if done_by(variant, steps) not in tried]
             tried |= {done_by(variant, steps) for variant in near}
             found, measured = self.search(near, CLOSEST, climbs - number - 1, f"steps moved, round {number + 1}")
