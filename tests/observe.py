@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from toma_diffusion.core import MergePlan
-from toma_diffusion.hooks.handle import find_root
+from toma_diffusion.hooks.root import find_root
 from toma_diffusion.hooks.sites import Hook
 from toma_diffusion.hooks.state import MergeState
 

@@ -1,11 +1,11 @@
-"""Faster diffusion models without training: token merging with attention (ToMA), and reuse over time."""
+"""Faster diffusion models without training: skipped steps that are predicted, and token merging (ToMA)."""
 
 from toma_diffusion.adapters import register_adapter
 from toma_diffusion.api import apply_toma, remove_toma, toma_enabled
-from toma_diffusion.config import PRESETS, Reuse, ToDoConfig, ToFuConfig, ToMAConfig, ToMeSDConfig
+from toma_diffusion.config import PRESETS, Skip, ToDoConfig, ToFuConfig, ToMAConfig, ToMeSDConfig
 from toma_diffusion.core import Action, Grid, MergePlan, Regions, Schedule
 from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.handle import ToMAHandle
+from toma_diffusion.handle import ToMAHandle
 from toma_diffusion.methods import METHODS
 from toma_diffusion.ops import facility_location, merge, merge_weights, unmerge
 
@@ -18,8 +18,8 @@ __all__ = [
     "Grid",
     "MergePlan",
     "Regions",
-    "Reuse",
     "Schedule",
+    "Skip",
     "ToDoConfig",
     "ToFuConfig",
     "ToMAConfig",

@@ -15,11 +15,14 @@ from torch import nn
 from toma_diffusion.adapters import Adapter, Block, _diffusers, find_adapter, supported, unsupported
 from toma_diffusion.config import Config
 from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.handle import RootHook, ToMAHandle, find_root, install
-from toma_diffusion.hooks.state import MergeState
+from toma_diffusion.handle import ToMAHandle
+from toma_diffusion.hooks.arguments import Given
+from toma_diffusion.hooks.root import RootHook, find_root, install
+from toma_diffusion.hooks.state import Call, MergeState
 from toma_diffusion.hooks.step import DENOISERS, StepCounter
 from toma_diffusion.methods import defaults_that_count, method_of, resolve_config
-from toma_diffusion.methods.reuse import describe_reuse, place_reuse, reused_parts
+from toma_diffusion.skip.denoiser import Skipper, keep_out_of_graphs
+from toma_diffusion.skip.history import Seen
 from toma_diffusion.tuned import SUFFIX, Tuned
 
 DEFAULT_PRESET = "balanced"
@@ -29,12 +32,12 @@ CONVOLUTIONAL_BLOCK = "ResnetBlock2D"
 
 
 def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | Path | None = None, **overrides: Any) -> ToMAHandle:
-    """Make a diffusers pipeline, or its denoiser, faster: by reuse over time, by merging tokens, or by both.
+    """Make a diffusers pipeline, or its denoiser, faster: by skipping steps, by merging tokens, or by both.
 
     Args:
-        pipe_or_model: a pipeline with a supported `unet` or `transformer`, or that model itself, or a list of them.
-            All denoisers of a pipeline are taken: Wan 2.2 has two. In a loop without a pipeline, call `handle.begin`
-            and `handle.step`.
+        pipe_or_model: a pipeline with a `unet` or `transformer`, or that model itself, or a list of them. All denoisers
+            of a pipeline are taken: Wan 2.2 has two. Steps can be skipped with any of them; tokens are merged in the
+            families that have an adapter. In a loop without a pipeline, call `handle.begin` and `handle.step`.
         config_or_preset: the name of a preset, or a `ToMAConfig`, which is used as it is. If you pass neither, a
             pipeline uses the preset `balanced`, and a model `ToMAConfig()`. Unless you pass a configuration, defaults
             of the model family fill the fields you did not set (Flux: destinations are selected in every step, the
@@ -76,7 +79,13 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | Path | None 
         for model in models:
             if model not in roots:
                 roots[model] = _accelerate(model, pipeline, steps, config_or_preset, overrides)
-    return install(roots)
+    return _installed(roots)
+
+
+def _installed(roots: Mapping[nn.Module, RootHook]) -> ToMAHandle:
+    keep_out_of_graphs()
+    install(roots)
+    return ToMAHandle(*roots)
 
 
 def _accelerate(
@@ -90,8 +99,6 @@ def _accelerate(
     if find_root(model) is not None:
         raise RuntimeError(f"apply_toma was called on this {type(model).__name__} already: call remove_toma first.")
     adapter = find_adapter(model)
-    if adapter is None:
-        raise unsupported(model)
     if isinstance(config_or_preset, Path) or str(config_or_preset).endswith(SUFFIX):
         tuned = _read_tuned(model, str(config_or_preset), overrides)
         return _build(model, adapter, tuned.applicable(), steps, only_steps=tuned.steps_left)
@@ -101,22 +108,24 @@ def _accelerate(
 
 
 def apply_with(
-    adapter: Adapter, model: nn.Module, config_or_preset: Config | str | None, overrides: Mapping[str, Any]
+    adapter: Adapter | None, model: nn.Module, config_or_preset: Config | str | None, overrides: Mapping[str, Any]
 ) -> ToMAHandle:
     """What `apply_toma` does with a model whose adapter is known: for programs with models of their own."""
-    return install({model: _resolve(adapter, model, StepCounter(), config_or_preset, overrides)})
+    return _installed({model: _resolve(adapter, model, StepCounter(), config_or_preset, overrides)})
 
 
 def _resolve(
-    adapter: Adapter,
+    adapter: Adapter | None,
     model: nn.Module,
     steps: StepCounter,
     config_or_preset: Config | str | None,
     overrides: Mapping[str, Any],
 ) -> RootHook:
     """Fill the settings in with the defaults of the model family."""
-    defaults = adapter.defaults(model)
+    defaults = {} if adapter is None else adapter.defaults(model)
     config = resolve_config(config_or_preset, overrides, defaults)
+    if adapter is None and (config.skip is None or overrides.get("ratio")):
+        raise unsupported(model)
     used = defaults_that_count(config_or_preset, overrides, defaults)
     return _build(model, adapter, config, steps, defaults=used)
 
@@ -128,7 +137,7 @@ def remove_toma(pipe_or_model: Any) -> None:
 
 @contextmanager
 def toma_enabled(pipe_or_model: Any, enabled: bool = True) -> Iterator[ToMAHandle]:
-    """Switch merging and reuse on, or off with `enabled=False`, for the duration of a `with` block."""
+    """Switch merging and skipped steps on, or off with `enabled=False`, for the duration of a `with` block."""
     models = _accelerated(pipe_or_model)
     before = {model: ToMAHandle(model).enabled for model in models}
     handle = ToMAHandle(*models)
@@ -182,58 +191,76 @@ def _read_tuned(model: nn.Module, path: str, overrides: Mapping[str, Any]) -> Tu
 
 def _build(
     model: nn.Module,
-    adapter: Adapter,
+    adapter: Adapter | None,
     config: Config,
     steps: StepCounter,
     only_steps: int | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> RootHook:
-    devices = _diffusers.devices_of_map(model)
-    if len(devices) > 1:
+    method, skips = method_of(config), config.skip is not None
+    if skips and _diffusers.has_block_cache(model):
         raise UsageError(
-            f"the blocks of this {type(model).__name__} lie on several devices ({', '.join(devices)}), which cannot be "
-            "merged: load it without a device_map, or onto one device."
+            "skipped steps cannot be combined with a block cache, which skips parts of them too: use one of them."
         )
-    blocks = adapter.blocks(model)
-    method = method_of(config)
-    parts = reused_parts(config, adapter, model)
-    if parts and _diffusers.has_block_cache(model):
-        raise UsageError(
-            f"reuse={config.reuse} cannot be combined with a block cache, which reuses too: use one of them."
-        )
-    reuses_only = bool(parts) and config.ratio == 0
     state = MergeState(
         config,
         steps,
         description=(*_describe_defaults(defaults or {}), *method.describe(config)),
-        reuse_description=tuple(describe_reuse(config.reuse, parts)),
         only_steps=only_steps,
     )
-    before, after = place_reuse(parts, state)
+    blocks = [] if adapter is None else adapter.blocks(model)
+    obstacle = _merging_obstacle(model, adapter, config)
+    if obstacle is not None:
+        if not skips:
+            raise UsageError(obstacle)
+        if config.ratio:
+            state.notes.add(f"no tokens are merged: {obstacle}")
+        blocks = []
     reasons = _reasons_to_leave_alone(model, blocks, config)
-    if reuses_only:
+    if skips and config.ratio == 0:
         reasons = dict.fromkeys(range(len(blocks)), "no tokens are merged: ratio 0")
     placements, records = method.place(config, blocks, reasons, state)
     merged = [record for record in records if record.left_alone is None]
-    if not merged and not parts:
+    if not merged and not skips:
         found = "; ".join(sorted({record.left_alone for record in records if record.left_alone}))
         raise UsageError(
             f"nothing would be merged in this {type(model).__name__} "
             f"({len(blocks)} transformer blocks: {found or 'it has no blocks'}). "
             f"Change the settings, or use one of: {supported()}."
         )
-    ends = {blocks[0].name, blocks[-1].name}
+    ends = {blocks[0].name, blocks[-1].name} if blocks else set()
     merges_an_end = config.scope != "module" and any(record.name in ends for record in merged)
-    check = LateChanges(config.scope, merges_an_end, bool(parts))
     return RootHook(
         state,
-        adapter.read_call,
-        check,
+        read_any_call if adapter is None else adapter.read_call,
+        LateChanges(config.scope if merged else None, merges_an_end, skips),
         partial(compiled_blocks, adapter=adapter),
         partial(graphs_obstacle, adapter=adapter),
         records,
-        [*before, *placements, *after],
+        placements,
+        None if config.skip is None else Skipper(model, config.skip, state),
     )
+
+
+def _merging_obstacle(model: nn.Module, adapter: Adapter | None, config: Config) -> str | None:
+    """Why no tokens can be merged in a model, if so."""
+    if adapter is None:
+        return str(unsupported(model))
+    devices = _diffusers.devices_of_map(model)
+    if len(devices) > 1:
+        return (
+            f"the blocks of this {type(model).__name__} lie on several devices ({', '.join(devices)}), which cannot be "
+            "merged: load it without a device_map, or onto one device."
+        )
+    return None
+
+
+def read_any_call(model: nn.Module, given: Given) -> Call:
+    """The facts about a call of a model without an adapter."""
+    seen = Seen.of(given)
+    if seen is None:
+        raise UsageError(f"no noisy sample was found among the arguments of {type(model).__name__}.")
+    return Call(seen.sample, seen.conditioning, seen.timestep, batch=seen.batch)
 
 
 def _describe_defaults(defaults: Mapping[str, Any]) -> list[str]:
@@ -261,32 +288,29 @@ def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: Confi
 
 @dataclass(frozen=True)
 class LateChanges:
-    """Raises if the model was changed, also after `apply_toma`, in a way that merging whole blocks does not allow."""
+    """Raises if the model was changed, also after `apply_toma`, in a way that is not allowed."""
 
-    scope: str
+    scope: str | None
+    """Of merging; None if nothing is merged."""
     merges_an_end: bool
     """Whether the first or the last block is merged as a whole."""
-    reuses: bool = False
-    """Whether parts are reused over time."""
+    skips: bool
+    """Whether steps are skipped."""
 
     def __call__(self, model: nn.Module) -> None:
         """Look at the model as it is now."""
-        if self.reuses and _diffusers.has_block_cache(model):
+        if self.skips and _diffusers.has_block_cache(model):
             raise RuntimeError(
-                "a block cache was enabled after apply_toma, which reuses blocks too: switch the cache off, or call "
-                "remove_toma, then apply_toma again with reuse=None."
-            )
-        if self.reuses and torch.is_grad_enabled() and _diffusers.recomputes(model):
-            raise RuntimeError(
-                "gradient checkpointing runs blocks a second time, which reuse over time cannot follow: "
-                "call disable_gradient_checkpointing, or run under torch.no_grad()."
+                "a block cache was enabled after apply_toma, which skips steps too: switch the cache off, or call "
+                "remove_toma, then apply_toma again with skip=None."
             )
         if self.merges_an_end and _diffusers.has_block_cache(model):
             raise RuntimeError(
                 "a block cache was enabled after apply_toma, and in scopes 'block' and 'stage' it needs the first and "
                 "the last block whole: call remove_toma, then apply_toma again with the cache on."
             )
-        if self.scope != "module" and torch.is_grad_enabled() and _diffusers.recomputes(model):
+        merges_whole_blocks = self.scope not in (None, "module")
+        if merges_whole_blocks and torch.is_grad_enabled() and _diffusers.recomputes(model):
             raise RuntimeError(
                 f"gradient checkpointing runs blocks a second time, which scope={self.scope!r} cannot follow: "
                 "use scope='module', call disable_gradient_checkpointing, or run under torch.no_grad()."
@@ -296,7 +320,10 @@ class LateChanges:
 def compiled_blocks(model: nn.Module, adapter: Adapter | None = None) -> list[nn.Module]:
     """What is compiled block by block. The adapter is looked up if it is not given."""
     adapter = adapter or find_adapter(model)
-    blocks = [block.module for block in adapter.blocks(model)] if adapter else []
+    if adapter is None:
+        repeated = getattr(model, "_repeated_blocks", None) or ()
+        return [module for module in model.modules() if type(module).__name__ in repeated]
+    blocks = [block.module for block in adapter.blocks(model)]
     return blocks + [module for module in model.modules() if type(module).__name__ == CONVOLUTIONAL_BLOCK]
 
 

@@ -12,7 +12,7 @@ from tiny_today import EVERY_FAMILY
 from torch import nn
 
 from toma_diffusion import PRESETS, ToMAConfig, apply_toma, register_adapter, remove_toma, toma_enabled
-from toma_diffusion.hooks.handle import find_root
+from toma_diffusion.hooks.root import find_root
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=named)
 and_todays = pytest.mark.parametrize("family", EVERY_FAMILY, ids=named)

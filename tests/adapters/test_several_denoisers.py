@@ -14,7 +14,7 @@ from tiny_pipelines import run, sd15_pipeline
 from toma_diffusion import ToMAHandle, apply_toma, remove_toma, toma_enabled
 from toma_diffusion.adapters import find_adapter
 from toma_diffusion.api import apply_with
-from toma_diffusion.hooks.handle import find_root
+from toma_diffusion.hooks.root import find_root
 
 SD15 = next(family for family in FAMILIES if family.name == "sd15")
 

@@ -7,7 +7,7 @@ from tiny_text import text_pipeline
 
 from toma_diffusion import apply_toma
 from toma_diffusion.adapters import find_adapter
-from toma_diffusion.hooks.handle import find_root
+from toma_diffusion.hooks.root import find_root
 from toma_diffusion.inspection.watch import watch
 from toma_diffusion.pipelines.generation import ImageRequest, generate_image
 

@@ -11,7 +11,7 @@ from tiny import SETTINGS
 from toma_diffusion import PRESETS, Reuse, ToMAConfig, ToMeSDConfig, UsageError, apply_toma
 from toma_diffusion.config.reuse import PARTS, UPDATES
 from toma_diffusion.core.schedule import computed_steps
-from toma_diffusion.hooks.handle import find_root
+from toma_diffusion.hooks.root import find_root
 
 WRONG = [
     ("period", 0),

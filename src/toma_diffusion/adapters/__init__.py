@@ -18,7 +18,6 @@ from toma_diffusion.adapters.base import (
     adds_residuals,
     around,
     leave_first,
-    part_of,
 )
 from toma_diffusion.adapters.basic_block import describe_block
 from toma_diffusion.adapters.chroma import ChromaAdapter
@@ -45,7 +44,6 @@ from toma_diffusion.adapters.z_image import ZImageAdapter
 from toma_diffusion.core import Grid
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import Arguments, Given, Keywords
-from toma_diffusion.hooks.reuse import Part, PassOn, Stream
 from toma_diffusion.hooks.sites import (
     GatherRows,
     Hook,
@@ -74,13 +72,10 @@ __all__ = [
     "Keywords",
     "MergeInput",
     "MergeOutput",
-    "Part",
-    "PassOn",
     "PerToken",
     "Site",
     "SiteSpec",
     "Stack",
-    "Stream",
     "UnmergeOutput",
     "adds_residuals",
     "around",
@@ -89,7 +84,6 @@ __all__ = [
     "grid_from_ids",
     "grid_of_patches",
     "leave_first",
-    "part_of",
     "register_adapter",
     "supported",
     "unsupported",

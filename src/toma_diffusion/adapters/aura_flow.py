@@ -35,7 +35,6 @@ class AuraFlowAdapter(Adapter):
             timestep=given["timestep"],
             grids={"joint": grid, "single": grid},
             lengths={"single": text_tokens + grid.num_tokens},
-            text_tokens=text_tokens,
         )
 
 
@@ -50,7 +49,5 @@ def _describe(module: Any, name: str, kind: str, stream: int | None = None) -> B
             SiteSpec("ff", frozenset({"ff"}), around("ff")),
         ),
         normalize=AfterModulatingNorm("norm1"),
-        holds_text=True,
         stream=stream,
-        returns_text=stream is not None,
     )

@@ -5,15 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from torch import Tensor, nn
 
 from toma_diffusion.adapters import _diffusers
 from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.arguments import Given, parameter_names
-from toma_diffusion.hooks.reuse import TEXT, Part, PassOn, Stream
+from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.sites import Hook, KeyBias, MergeInput, PerToken, Site, UnmergeOutput, never
 from toma_diffusion.hooks.state import Call
 from toma_diffusion.hooks.summary import BlockRecord
@@ -55,12 +53,6 @@ class Block:
     """How the block takes a bias for the keys of its self-attention; None if it takes none."""
     stream: int | None = None
     """Which of the block's outputs is the image stream; None if it returns one tensor."""
-    returns_text: bool = False
-    """Whether the other of its two outputs is the text stream. The last block of a model may return none."""
-    text: str = TEXT
-    """The argument that is the text stream."""
-    holds_text: bool = False
-    """Whether text goes through it in one sequence with the image."""
     takes_other_keys: bool = False
     """Whether self-attention takes other tokens for its keys, in the argument in which cross-attention gets text."""
     writes_in_place: bool = False
@@ -137,10 +129,6 @@ class Adapter(ABC):
     def read_call(self, model: nn.Module, given: Given) -> Call:
         """The facts about one call of the denoiser. Must not read values of tensors in the denoising loop."""
 
-    def parts(self, model: nn.Module, deep: bool) -> list[Part]:
-        """What can be reused over time: runs of blocks. With `deep`, all that can be, if there is more."""
-        return [part_of(list(blocks)) for _, blocks in groupby(self.blocks(model), key=lambda block: block.run)]
-
     def is_joint(self, model: nn.Module) -> bool:
         """Whether all samples of a batch share their destinations, because they have one table of positions."""
         return any(block.per_token for block in self.blocks(model))
@@ -150,48 +138,6 @@ class Adapter(ABC):
         ignored. By default those of `leave_first`, if stacks leave first blocks whole."""
         stacks = [(len(stack.modules(model)), stack.left_whole) for stack in self.stacks(model)]
         return leave_first(*stacks) if any(share for _, share in stacks) else {}
-
-
-@dataclass(frozen=True)
-class ImageShape:
-    """The shape of the sequence that goes through blocks of a kind: image tokens, and what else is in it."""
-
-    kind: str
-    width: int
-
-    def __call__(self, call: Call) -> tuple[int, ...]:
-        """In that call."""
-        return call.batch_size, call.length(self.kind), self.width
-
-
-@dataclass(frozen=True)
-class TextShape:
-    """The shape of text tokens that go through the blocks in a stream of their own."""
-
-    width: int
-
-    def __call__(self, call: Call) -> tuple[int, ...]:
-        """In that call."""
-        if call.conditioning is None:
-            raise UsageError("a call without text cannot be reused over time: pass encoder_hidden_states.")
-        return call.batch_size, call.text_tokens or call.conditioning.shape[1], self.width
-
-
-def part_of(blocks: list[Block]) -> Part:
-    """Consecutive blocks as a part that can be reused."""
-    first, last = blocks[0], blocks[-1]
-    holds_text = any(block.holds_text or block.returns_text for block in blocks)
-    streams = [Stream(ImageShape(last.kind, last.width), last.stream, parameter_names(first.module)[0])]
-    if last.returns_text and last.stream is not None:
-        streams.append(Stream(TextShape(last.width), 1 - last.stream, first.text))
-    return Part(
-        name=first.run if len(blocks) > 1 else first.name,
-        modules=tuple(block.module for block in blocks),
-        stand_ins=tuple(PassOn(block.stream, block.text) for block in blocks),
-        streams=tuple(streams),
-        holds_text=holds_text,
-        writes_in_place=any(block.writes_in_place for block in blocks),
-    )
 
 
 def around(

@@ -72,7 +72,6 @@ def _describe_joint(module: Any, name: str) -> Block:
         normalize=Before(_before_joint),
         per_token=(ROTARY, MASK),
         stream=1,
-        returns_text=True,
     )
 
 
@@ -84,7 +83,6 @@ def _describe_single(module: Any, name: str) -> Block:
         width=module.attn.query_dim,
         sites=(SiteSpec("norm…proj_out", frozenset({"attn", "ff"}), _between_norm_and_projection),),
         normalize=AfterModulatingNorm("norm"),
-        holds_text=True,
         per_token=(ROTARY, MASK),
         writes_in_place=True,  # a ControlNet's residuals, by the model
     )

@@ -58,7 +58,6 @@ def _describe(module: Any, name: str) -> Block:
         normalize=Before(_before),
         per_token=(ROTARY,),
         stream=0,
-        returns_text=True,
     )
 
 

@@ -7,14 +7,13 @@ from typing import Any
 from toma_diffusion.adapters.base import Adapter, AfterModulatingNorm, Block, SiteSpec, Stack, adds_residuals, around
 from toma_diffusion.adapters.ids import IdReader
 from toma_diffusion.hooks.arguments import Given
-from toma_diffusion.hooks.reuse import TEXT
 from toma_diffusion.hooks.sites import GatherRows, Hook, KeyBias, MergeOutput, PerToken, Site, UnmergeOutput
 from toma_diffusion.hooks.state import Call
 
 ROTARY = PerToken("image_rotary_emb")
-KEY_BIAS = KeyBias("joint_attention_kwargs.attention_mask", dims=4, text=TEXT)
+KEY_BIAS = KeyBias("joint_attention_kwargs.attention_mask", dims=4, text="encoder_hidden_states")
 """Of a block. Its attention takes `attention_mask` itself."""
-KEY_BIAS_OF_ATTENTION = KeyBias("attention_mask", dims=4, text=TEXT)
+KEY_BIAS_OF_ATTENTION = KeyBias("attention_mask", dims=4, text="encoder_hidden_states")
 LEFT_WHOLE = 5
 """The paper does not merge the first 10 of 57 blocks, in which text and image are combined: 5 joint, 5 single ones."""
 
@@ -72,7 +71,6 @@ def _describe_joint(module: Any, name: str) -> Block:
         per_token=(ROTARY,),
         key_bias=KEY_BIAS,
         stream=1,
-        returns_text=True,
     )
 
 
@@ -87,7 +85,6 @@ def _describe_single(module: Any, name: str) -> Block:
         per_token=(ROTARY,),
         key_bias=KEY_BIAS,
         stream=1,
-        returns_text=True,
     )
 
 

@@ -10,14 +10,13 @@ from toma_diffusion.adapters.base import Adapter, Before, Block, SiteSpec, Stack
 from toma_diffusion.adapters.ids import IdReader
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import Given
-from toma_diffusion.hooks.reuse import TEXT
 from toma_diffusion.hooks.sites import KeyBias, PerToken
 from toma_diffusion.hooks.state import Call
 from toma_diffusion.hooks.step import running_pipeline
 
 ROTARY = PerToken("image_rotary_emb")
-KEY_BIAS = KeyBias("joint_attention_kwargs.attention_mask", dims=4, text=TEXT)
-KEY_BIAS_OF_ATTENTION = KeyBias("attention_mask", dims=4, text=TEXT)
+KEY_BIAS = KeyBias("joint_attention_kwargs.attention_mask", dims=4, text="encoder_hidden_states")
+KEY_BIAS_OF_ATTENTION = KeyBias("attention_mask", dims=4, text="encoder_hidden_states")
 
 
 class Flux2Adapter(Adapter):
@@ -77,7 +76,6 @@ def _describe_joint(module: Any, name: str) -> Block:
         per_token=(ROTARY,),
         key_bias=KEY_BIAS,
         stream=1,
-        returns_text=True,
     )
 
 
@@ -90,7 +88,6 @@ def _describe_single(module: Any, name: str) -> Block:
         width=module.attn.query_dim,
         sites=(SiteSpec("attn", frozenset({"attn", "ff"}), around("attn", ROTARY, key_bias=KEY_BIAS_OF_ATTENTION)),),
         normalize=Before(_before_single),
-        holds_text=True,
         per_token=(ROTARY,),
         key_bias=KEY_BIAS,
     )

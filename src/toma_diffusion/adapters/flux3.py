@@ -64,7 +64,6 @@ def _describe(module: Any, name: str, kind: str, stream: int | None = None) -> B
         normalize=Before(_before),
         per_token=(ROTARY, MODULATION),
         stream=stream,
-        returns_text=stream is not None,
     )
 
 

@@ -65,7 +65,6 @@ def _describe_joint(module: Any, name: str) -> Block:
         normalize=Before(partial(_after_norm, "norm1")),
         per_token=(ROTARY_OF_JOINT, MASK),
         stream=0,
-        returns_text=True,
     )
 
 
@@ -79,7 +78,6 @@ def _describe_single(module: Any, name: str) -> Block:
         normalize=Before(partial(_after_norm, "norm")),
         per_token=(ROTARY, MASK),
         stream=0,
-        returns_text=True,
     )
 
 

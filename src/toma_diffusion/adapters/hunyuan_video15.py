@@ -30,14 +30,12 @@ class HunyuanVideo15Adapter(Adapter):
         """A token is a patch of one or more latent frames."""
         sample, config = given["hidden_states"], model.config
         size = (config.patch_size_t, config.patch_size, config.patch_size)
-        texts = [given[name] for name in ("encoder_hidden_states", "encoder_hidden_states_2", "image_embeds")]
         return Call(
             sample=sample,
             conditioning=given["encoder_hidden_states"],
             timestep=given["timestep"],
             grids={"joint": grid_of_patches(sample.shape[-3:], size)},
             first_frame_apart=True,
-            text_tokens=sum(text.shape[1] for text in texts if text is not None),
             joint=True,
         )
 
@@ -55,5 +53,4 @@ def _describe(module: Any, name: str) -> Block:
         normalize=AfterModulatingNorm("norm1"),
         per_token=(ROTARY,),
         stream=0,
-        returns_text=True,
     )

@@ -52,7 +52,6 @@ def _describe(module: Any, name: str) -> Block:
             SiteSpec("ff", frozenset({"ff"}), around("ff")),
         ),
         normalize=Before(_before),
-        holds_text=True,
         per_token=(ROTARY, MASK),
     )
 

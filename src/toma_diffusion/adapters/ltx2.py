@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,16 +11,13 @@ from toma_diffusion.adapters.base import (
     Adapter,
     Before,
     Block,
-    ImageShape,
     SiteSpec,
     Stack,
     around,
-    part_of,
 )
 from toma_diffusion.adapters.frames import grid_of_patches, without_first_frame
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import Given
-from toma_diffusion.hooks.reuse import Part, PassOn, Stream
 from toma_diffusion.hooks.sites import PerToken
 from toma_diffusion.hooks.state import Call
 
@@ -53,12 +49,6 @@ class LTX2Adapter(Adapter):
         """One."""
         rows = 2 if model.config.rope_type == "split" else 1  # [batch, heads, tokens, ·] or [batch, tokens, ·]
         return [Stack("transformer_blocks", partial(_describe, rows=rows), left_whole=1 / 8)]
-
-    def parts(self, model: Any, deep: bool) -> list[Part]:
-        """Video and audio are reused alike."""
-        part = part_of(self.blocks(model))
-        audio = Stream(ImageShape(AUDIO, model.transformer_blocks[0].audio_attn1.query_dim), 1, AUDIO)
-        return [replace(part, stand_ins=(PassOn(0, AUDIO),) * len(part.modules), streams=(*part.streams, audio))]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """The size of the video is passed, that of its reference tokens is not."""

@@ -55,7 +55,6 @@ def _describe(module: Any, name: str) -> Block:
             SiteSpec("ff", frozenset({"ff"}), around("ff")),
         ),
         normalize=Before(_before),
-        holds_text=True,
         per_token=(ROTARY, MODULATION),
     )
 

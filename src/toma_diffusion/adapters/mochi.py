@@ -55,5 +55,4 @@ def _describe(module: Any, name: str) -> Block:
         normalize=AfterModulatingNorm("norm1"),
         per_token=(ROTARY,),
         stream=0,
-        returns_text=not module.context_pre_only,
     )

@@ -72,7 +72,6 @@ def _describe(module: Any, name: str) -> Block:
         normalize=Before(_before),
         per_token=(ROTARY, MODULATION, MASK),
         stream=1,
-        returns_text=True,
     )
 
 

@@ -71,7 +71,6 @@ def _describe(module: Any, name: str) -> Block:
             SiteSpec("img_mlp", frozenset({"ff"}), around("img_mlp")),
         ),
         normalize=Before(_before),
-        holds_text=True,
         per_token=(ROTARY, KEYS, MASK, TARGETS),
     )
 

@@ -32,7 +32,6 @@ class SD3Adapter(Adapter):
             timestep=given["timestep"],
             grids={"joint": Grid(height, width)},
             block_by_block=adds_residuals(given, "block_controlnet_hidden_states") or skipped,
-            blocks_skipped=skipped,
         )
 
 
@@ -49,6 +48,5 @@ def _describe(module: Any, name: str) -> Block:
         sites=tuple(sites),
         normalize=AfterModulatingNorm("norm1"),
         stream=1,
-        returns_text=not module.context_pre_only,
         feed_forward_chunk_dim=_diffusers.feed_forward_chunk_dim(module),
     )

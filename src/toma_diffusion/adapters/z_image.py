@@ -75,7 +75,6 @@ def _describe(module: Any, name: str) -> Block:
             SiteSpec("feed_forward", frozenset({"ff"}), around("feed_forward")),
         ),
         normalize=Before(_before),
-        holds_text=True,
         per_token=(ROTARY, mask),
     )
 

@@ -29,7 +29,8 @@ from toma_diffusion.bench.timing import (
 )
 from toma_diffusion.bench.turns import Turns
 from toma_diffusion.experiments.cells import Cell
-from toma_diffusion.hooks.handle import ToMAHandle, find_root
+from toma_diffusion.handle import ToMAHandle
+from toma_diffusion.hooks.root import find_root
 from toma_diffusion.hooks.summary import NOTHING_MERGED
 
 

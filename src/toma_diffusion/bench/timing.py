@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from toma_diffusion.api import compiled_blocks
 from toma_diffusion.core import Action
+from toma_diffusion.handle import ToMAHandle
 from toma_diffusion.hooks.compiler import compile_denoiser, undo_compile
-from toma_diffusion.hooks.handle import RootHook, ToMAHandle, find_root
+from toma_diffusion.hooks.root import RootHook, find_root
 
 MIB = 2**20
 COMPILE_MODES = {"block": "blocks", "whole": "whole", "graphs": "graphs"}

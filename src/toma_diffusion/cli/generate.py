@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from toma_diffusion.cli.generated import Generated
-    from toma_diffusion.hooks.handle import ToMAHandle
+    from toma_diffusion.handle import ToMAHandle
     from toma_diffusion.hooks.summary import Summary
     from toma_diffusion.pipelines.generation import ImageRequest
 

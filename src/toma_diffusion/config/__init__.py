@@ -1,10 +1,22 @@
 """The settings of every method: frozen, validated, pure data. One method a file."""
 
 from toma_diffusion.config.base import SITES, Config
-from toma_diffusion.config.reuse import Reuse
+from toma_diffusion.config.skip import Learned, Skip, Weights
 from toma_diffusion.config.todo import ToDoConfig
 from toma_diffusion.config.tofu import ToFuConfig
 from toma_diffusion.config.toma import PRESETS, REGIONS, ToMAConfig
 from toma_diffusion.config.tomesd import ToMeSDConfig
 
-__all__ = ["PRESETS", "REGIONS", "SITES", "Config", "Reuse", "ToDoConfig", "ToFuConfig", "ToMAConfig", "ToMeSDConfig"]
+__all__ = [
+    "PRESETS",
+    "REGIONS",
+    "SITES",
+    "Config",
+    "Learned",
+    "Skip",
+    "ToDoConfig",
+    "ToFuConfig",
+    "ToMAConfig",
+    "ToMeSDConfig",
+    "Weights",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
 from toma_diffusion.config.checks import (
@@ -18,7 +18,7 @@ from toma_diffusion.config.checks import (
     is_number,
     quoted,
 )
-from toma_diffusion.config.reuse import REUSE_FIELDS, Reuse
+from toma_diffusion.config.skip import SKIP_FIELDS, Skip
 from toma_diffusion.errors import UsageError
 
 SITES = ("attn", "cross_attn", "ff")
@@ -45,11 +45,11 @@ class Config(ABC):
 
     max_steps: int | None = None
     """In generations of more steps no tokens are merged. None: in all they are. For presets that merge tokens where
-    there are few steps, and reuse over time where there are many."""
+    there are few steps, and skip steps where there are many."""
 
-    reuse: Reuse | None = None
-    """Whether, and when, parts of the model are not computed but reused from earlier steps. None: never. Its fields can
-    be written like those of the configuration itself: `apply_toma(pipe, "fast", period=3)`."""
+    skip: Skip | None = None
+    """Which steps are skipped: the denoiser does not run in them, and its output is predicted. None: none is. Its
+    fields can be written like those of the configuration itself: `apply_toma(pipe, "fast", computed=10)`."""
 
     def __post_init__(self) -> None:
         self._set("ratio", check_number("ratio", self.ratio, "0 ≤ ratio < 1", lambda x: 0 <= x < 1))
@@ -57,8 +57,8 @@ class Config(ABC):
         self._set("skip_blocks", check_indices("skip_blocks", self.skip_blocks))
         if self.max_steps is not None:
             self._set("max_steps", check_integer("max_steps", self.max_steps, minimum=1))
-        if self.reuse is not None and not isinstance(self.reuse, Reuse):
-            self._set("reuse", Reuse.from_dict(self.reuse))
+        if self.skip is not None and not isinstance(self.skip, Skip):
+            self._set("skip", Skip.from_dict(self.skip))
 
     # These are read from every configuration. Methods where the user can choose override them with a field.
 
@@ -101,7 +101,7 @@ class Config(ABC):
         return cls(**_nested(values))
 
     def changed(self: Self, changes: Mapping[str, Any]) -> Self:
-        """The same with other values of some fields, also of those of `reuse`."""
+        """The same with other values of some fields, also of those of `skip`."""
         check_known(type(self).__name__, changes, self.names())
         return self.from_dict(self.to_dict() | {**changes})
 
@@ -116,8 +116,8 @@ class Config(ABC):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """All fields, with those of `reuse`."""
-        return (*(field.name for field in fields(cls)), *REUSE_FIELDS)
+        """All fields, with those of `skip`."""
+        return (*(field.name for field in fields(cls)), *SKIP_FIELDS)
 
     @classmethod
     def knows(cls, name: str) -> bool:
@@ -125,18 +125,19 @@ class Config(ABC):
         return name in cls.names()
 
     def value_of(self, name: str) -> Any:
-        """The value of a field, also of one of `reuse`, in types that JSON has."""
+        """The value of a field, also of one of `skip`, in types that JSON has."""
         values = self.to_dict()
-        return values[name] if name in values else (values["reuse"] or {}).get(name)
+        return values[name] if name in values else (values["skip"] or {}).get(name)
 
     @property
     def shows_ratio(self) -> bool:
         """Whether the ratio says much about it: not if it merges nothing, or only where there are few steps."""
-        return self.reuse is None or (self.ratio > 0 and self.max_steps is None)
+        return self.skip is None or (self.ratio > 0 and self.max_steps is None)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, in types that JSON has (tuples become lists)."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        own = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return own | {"skip": None if self.skip is None else self.skip.to_dict()}
 
     def to_json(self) -> str:
         """All fields as one JSON object."""
@@ -162,19 +163,18 @@ class Config(ABC):
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with fields of `reuse` put where they belong."""
-    own = {name: value for name, value in values.items() if name not in REUSE_FIELDS}
-    inner = {name: value for name, value in values.items() if name in REUSE_FIELDS}
+    """The values with fields of `skip` put where they belong."""
+    own = {name: value for name, value in values.items() if name not in SKIP_FIELDS}
+    inner = {name: value for name, value in values.items() if name in SKIP_FIELDS}
     if inner:
-        given = own.get("reuse") or {}
-        given = given if isinstance(given, Reuse) else Reuse.from_dict(given)
-        minimum = {"min_computed": 1} if "period" in inner else {}  # that of a preset is for its own period
-        own["reuse"] = Reuse.from_dict(asdict(given) | minimum | inner)
+        given = own.get("skip") or {}
+        given = given.to_dict() if isinstance(given, Skip) else dict(given)
+        if "computed" in inner:  # what a preset says of its own share does not count for another
+            given = {name: given[name] for name in given if name not in ("fewest", "learned")}
+        own["skip"] = Skip.from_dict(given | inner)
     return own
 
 
 def _plain(value: Any) -> Any:
-    """Tuples become lists, also inside dictionaries."""
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+    """Tuples become lists."""
     return list(value) if isinstance(value, tuple) else value

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from toma_diffusion.config.base import SITES, Config
 from toma_diffusion.config.checks import check_flag, check_integer, check_number, check_one_of, hint, listed
-from toma_diffusion.config.reuse import Reuse
+from toma_diffusion.config.skip import Skip
 from toma_diffusion.errors import UsageError
 
 SELECTIONS = ("facility-location", "random", "strided", "none", "slice")
@@ -205,10 +205,7 @@ _PAPER: Mapping[str, Any] = MappingProxyType({"distance_weight": 0.0, "share": "
 _EVERY_STEP: Mapping[str, Any] = MappingProxyType({"select_every": 1, "reweigh_every": 1})
 _LATE: Mapping[str, Any] = MappingProxyType({"scope": "block", "window": (0.5, 1.0), "min_tokens": 512, **_EVERY_STEP})
 
-_REUSE_ALONE: Mapping[str, Any] = MappingProxyType({"ratio": 0.0, "scope": "stage", **_EVERY_STEP})
-_GROWING: Mapping[str, Any] = MappingProxyType({"part": "deep", "start": 0.0})
-"""Of the presets that reuse: all that can be reused is, and `growth` alone decides which steps are computed.
-docs/quality.md has what was tried."""
+_SKIP_ALONE: Mapping[str, Any] = MappingProxyType({"ratio": 0.0, "scope": "stage", **_EVERY_STEP})
 
 PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
     {
@@ -218,29 +215,21 @@ PRESETS: Mapping[str, ToMAConfig] = MappingProxyType(
         "toma-once": ToMAConfig(num_regions=64, scope="block", **_PAPER),
         "toma-stage": ToMAConfig(scope="stage", **_EVERY_STEP, skip_blocks=(-1,)),
         "toma-late": ToMAConfig(**_LATE),
-        "reuse": ToMAConfig(**_REUSE_ALONE, reuse=Reuse()),
-        "balanced": ToMAConfig(
-            **_LATE, max_steps=4, reuse=Reuse(**_GROWING, period=1.6, growth=1.7, min_computed=6, min_steps=5)
-        ),
-        "fast": ToMAConfig(
-            **_REUSE_ALONE, reuse=Reuse(**_GROWING, period=2.5, growth=2.0, min_computed=5, min_steps=4)
-        ),
-        "faster": ToMAConfig(
-            **_REUSE_ALONE, reuse=Reuse(**_GROWING, period=3.3, growth=2.0, min_computed=4, min_steps=4)
-        ),
+        "balanced": ToMAConfig(**_LATE, max_steps=4, skip=Skip(computed=0.6, fewest=6, min_steps=5)),
+        "fast": ToMAConfig(**_SKIP_ALONE, skip=Skip(computed=0.4, fewest=5, min_steps=4)),
+        "faster": ToMAConfig(**_SKIP_ALONE, skip=Skip(computed=0.3, fewest=4, min_steps=4)),
     }
 )
 """The paper's variants by name, and ours.
 
 Three are made to be used as they are. `balanced` keeps images closest to the original: it computes 12 of 20 steps and
-reuses over time in the others; with 4 steps or fewer it merges tokens, in the second half of the steps and not on small
-grids. `fast` computes 8 of 20 steps, `faster` 6. More are computed where there are few steps.
+predicts the others; with 4 steps or fewer it merges tokens, in the second half of the steps and not on small grids.
+`fast` computes 8 of 20 steps, `faster` 6. A larger share is computed where there are few steps.
 
 The others are made to be changed and compared. `toma-stage` merges tokens around runs of blocks: of what merges alone
 it is the fastest. `toma-late` merges in the second half of the steps only, and not on small grids: closest to the
 original of what merges alone. Both choose in every step and for every run of blocks, in regions of 256 tokens, with a
-mild preference for near tokens. `reuse` reuses runs of blocks in every second step, and merges nothing. All figures are
-in docs/quality.md.
+mild preference for near tokens. All figures are in docs/quality.md.
 
 `toma` uses a hard assignment, the limit of the paper's sharp softmax. It loses less of an image (40.9 instead of 37.2
 dB at ratio 0.25, benchmarks/results/assignment.csv), and an index is faster than a matrix over all tokens. The paper's

@@ -1,7 +1,6 @@
 """The method in pure torch: a grid divided into regions, a plan that merges it, a schedule, and what is
 remembered from step to step."""
 
-from toma_diffusion.core.memory import Memory
 from toma_diffusion.core.plan import MergePlan, Plan, gather_rows, num_destinations, why_first_frame_whole
 from toma_diffusion.core.regions import Grid, Regions
 from toma_diffusion.core.schedule import Action, Schedule
@@ -9,7 +8,6 @@ from toma_diffusion.core.schedule import Action, Schedule
 __all__ = [
     "Action",
     "Grid",
-    "Memory",
     "MergePlan",
     "Plan",
     "Regions",

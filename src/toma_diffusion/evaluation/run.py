@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accelerate import PartialState
     from rich.progress import Progress
 
-    from toma_diffusion.hooks.handle import ToMAHandle
+    from toma_diffusion.handle import ToMAHandle
 
 WARM_UP_STEPS_ON_A_CPU = 4
 """Nothing is compiled there; only memory is allocated for the first time. With fewer, some presets do nothing, and

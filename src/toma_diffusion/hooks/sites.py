@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from toma_diffusion.core import Plan
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import Arguments, Given, Keywords, parameter_names
 from toma_diffusion.hooks.state import MergeState, Slot, image_start
-
-if TYPE_CHECKING:
-    from toma_diffusion.hooks.reuse import Part
 
 
 class Hook:
@@ -231,8 +228,6 @@ class Run:
 
     whole: Tensor | None = None
     merged: Tensor | None = None
-    part: Part | None = None
-    """What is remembered of these blocks, if merging corrects it."""
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"whole": None, "merged": None}
@@ -273,9 +268,7 @@ class EnterBlock(Hook):
 class LeaveBlock(Hook):
     """Forward hook of a block in a run: the last one returns X + U(blocks(M X) − M X).
 
-    Unmerging the change, not the result, keeps the full detail of what the blocks do not change. If a change C is
-    remembered and to be corrected, it returns X + C + U(blocks(M X) − M X − M C); or X + C, where C has the new change
-    in the rows of the destinations, and of all that is not merged.
+    Unmerging the change, not the result, keeps the full detail of what the blocks do not change.
     """
 
     before = False
@@ -285,8 +278,6 @@ class LeaveBlock(Hook):
     last: bool
     stream: int | None = None
     """Which of several outputs is the image stream; None if the output is a single tensor."""
-    only_destinations: bool = False
-    """Whether a correction replaces the change of the destinations alone."""
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
         """Unmerge after the block."""
@@ -298,24 +289,10 @@ class LeaveBlock(Hook):
             raise RuntimeError("the first block of this run was skipped, so its tokens were never merged.")
         self.run.whole = self.run.merged = None
         result = output if self.stream is None else output[self.stream]
-        if self.site.state.correcting and self.run.part is not None:
-            result = whole + self._corrected(plan, self.run.part, result - merged)
-        else:
-            result = self.site.unmerge_onto(whole, plan, result - merged)
+        result = self.site.unmerge_onto(whole, plan, result - merged)
         if self.stream is None:
             return result
         return tuple(result if index == self.stream else item for index, item in enumerate(output))
-
-    def _corrected(self, plan: Plan, part: Part, change: Tensor) -> Tensor:
-        """The remembered change, with what merged tokens say about it."""
-        memory = part.memory
-        if memory is None:
-            raise RuntimeError(f"nothing is remembered of {part.name}.")
-        remembered = memory.recall()[0]
-        if self.only_destinations:
-            image, start = self.site.image(plan, remembered), self.site.image_start(change.shape[1], plan, merged=True)
-            return _replace(change, 1, start, plan.num_destinations, lambda rows: plan.place(image, rows))
-        return self.site.unmerge_onto(remembered, plan, change - self.site.merge(plan, remembered))
 
 
 def gather_rows(site: Site, plan: Plan, per_token: tuple[PerToken, ...], given: Given) -> Given:

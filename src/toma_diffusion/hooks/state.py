@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from toma_diffusion.config import Config
-from toma_diffusion.core import Action, Grid, Memory, Plan, Schedule
+from toma_diffusion.core import Action, Grid, Plan, Schedule
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.step import StepCounter, Tick
 
 if TYPE_CHECKING:
-    from toma_diffusion.hooks.reuse import Part
     from toma_diffusion.hooks.sites import Run
 
-MemoryKey = tuple[int, tuple[tuple[tuple[int, ...], ...], ...], torch.dtype, torch.device]
 PlanKey = tuple[str, int, Grid, int, int, torch.dtype, torch.device, bool]
 
 
@@ -44,8 +42,6 @@ class Call:
     first_frame_apart: bool = False
     """Whether the first frame of the grid, which all kinds share, stands for fewer pictures than others do, as with a
     causal autoencoder. It is left whole where only the other frames can be divided into regions over several."""
-    text_tokens: int | None = None
-    """Length of the text stream, if it is not that of `conditioning`."""
     batch: int | None = None
     """Batch size, if `sample` is a single picture."""
     dtype: torch.dtype | None = None
@@ -57,8 +53,6 @@ class Call:
     blocks_left_alone: str | None = None
     """The reason why a module needs all tokens in this call, if any. In `module` scope that module is not merged, in
     the other scopes nothing is."""
-    blocks_skipped: str | None = None
-    """The reason why the model itself leaves out blocks in this call, if so. Then nothing is remembered or reused."""
 
     @property
     def batch_size(self) -> int:
@@ -112,7 +106,7 @@ class Slot:
 @dataclass
 class MergeState:
     """The state of one denoiser, set before every call. Compiled code changes only `awaits_tokens` of a slot, and what
-    runs and parts hold while their blocks run.
+    runs hold while their blocks run.
 
     Sites that do not come first read `active`, not `action`, so that they need one compiled graph instead of three.
     """
@@ -129,18 +123,14 @@ class MergeState:
     block_by_block: bool = False
     """Whether runs of blocks are merged and unmerged at every block in this call."""
     image_at: int | None = None
-    parts: list[Part] = field(default_factory=list)
-    """What is computed, or reused, together."""
     runs: list[Run] = field(default_factory=list)
     """Blocks that stay merged together."""
-    reusing: bool = False
-    """Whether parts are not computed in this call."""
-    correcting: bool = False
-    """Whether merged blocks correct what is remembered in this call."""
+    tick: Tick | None = None
+    """The place of the call that is running, if something outside has read it already."""
+    computed: tuple[int, ...] | None = None
+    """The steps of this generation that are computed, if others are skipped."""
     description: tuple[str, ...] = ()
     """What the method does, in lines for `summary()`."""
-    reuse_description: tuple[str, ...] = ()
-    """What is reused over time, in lines for `summary()`."""
     why_first_frame_whole: Callable[[Grid], str | None] | None = None
     """For calls with `first_frame_apart`: why the method leaves the first frame of that grid whole, if it does."""
     notes: set[str] = field(default_factory=set)
@@ -160,22 +150,15 @@ class MergeState:
         """Plans that were used while a CUDA graph was captured around the denoiser. They are never freed."""
         self._updated: set[PlanKey] = set()
         """Plans that were updated in this step."""
-        self._memories: dict[MemoryKey, Memory] = {}
-        self._memories_used: set[MemoryKey] = set()
-        self._memories_captured: set[MemoryKey] = set()
-        self._steps: dict[str, set[int]] = {"computed": set(), "reused": set()}
-        """Of this generation."""
         self._last_tick: Tick | None = None
         self._generation = 0
         """The one that the last call belonged to."""
         self._was_open = False
-        """Whether anything was merged or reused in this generation."""
+        """Whether anything was merged or skipped in this generation."""
         self._has_warned = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copied or pickled model begins a new generation, and remembers nothing.
-        begun_anew = {"_generation": 0, "_memories": {}, "_memories_used": set(), "_memories_captured": set()}
-        return vars(self) | begun_anew
+        return vars(self) | {"_generation": 0, "tick": None}  # a copied or pickled model begins a new generation
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -198,24 +181,13 @@ class MergeState:
         """Memory held by all plans."""
         return sum(buffer.nbytes for plan in self._plans.values() for buffer in plan.buffers)
 
-    @property
-    def memory_bytes(self) -> int:
-        """Memory held by what is remembered to be reused."""
-        return sum(buffer.nbytes for memory in self._memories.values() for buffer in memory.buffers)
-
-    @property
-    def step_counts(self) -> tuple[int, int]:
-        """How many steps of the current or the last generation were computed, and in how many a pass reused."""
-        computed, reused = self._steps["computed"], self._steps["reused"]
-        return len(computed - reused), len(reused)
-
     def plan_of(self, kind: str) -> Plan | None:
         """A plan of the current or the last call for that kind of block."""
         return next((slot.plan for slot in self.slots if slot.kind == kind), None)
 
     def begin_call(self, model: nn.Module, call: Call) -> None:
         """Set everything up for one call of the denoiser. Runs outside compiled code, and never waits for the GPU."""
-        tick = self.steps.read(model, call.sample, call.conditioning, call.timestep, call.batch_size)
+        tick = self.tick or self.steps.read(model, call.sample, call.conditioning, call.timestep, call.batch_size)
         if self.enabled and tick.num_steps is None and self.schedule.needs is not None:
             raise RuntimeError(
                 f"{self.schedule.needs} needs the number of steps, which is not known here. Call "
@@ -229,8 +201,7 @@ class MergeState:
         begins, self._generation = tick.generation != self._generation, tick.generation
         if begins:
             self._begin_generation(tick)
-        action = self.schedule.action(tick.step, tick.num_steps) if self.enabled else None
-        action = self._remember(call, tick, action)
+        action = self.schedule.action(tick.step, tick.num_steps, self.computed) if self.enabled else None
         self.active, self.action = action is not None, action or Action.REUSE
         self.block_by_block = self.config.scope == "stage" and call.block_by_block is not None
         if self.block_by_block:
@@ -239,7 +210,7 @@ class MergeState:
             effect = "single modules were left alone" if self.config.scope == "module" else "nothing was merged"
             self.notes.add(f"{effect}: {call.blocks_left_alone}")
             self.active = self.active and self.config.scope == "module"
-        self._was_open = self._was_open or (action is not None and bool(self.slots)) or self.reusing
+        self._was_open = self._was_open or (action is not None and bool(self.slots)) or self.computed is not None
         self._last_tick = tick
         if self.active:
             parts, ordinal = self._sharing(call, tick)
@@ -253,9 +224,7 @@ class MergeState:
 
     def leave_alone(self) -> None:
         """Do nothing in the next call of the denoiser, and count no step."""
-        self.active = self.reusing = self.correcting = False
-        for part in self.parts:
-            part.memory = part.inputs = None
+        self.active = False
 
     def _check_steps(self, tick: Tick) -> None:
         """Refuse a generation of another number of steps than the settings are for."""
@@ -270,56 +239,6 @@ class MergeState:
             f"these settings were found for {self.only_steps} steps, and this generation has {tick.num_steps}: "
             f"generate with {self.only_steps}, or run `toma tune --steps {tick.num_steps}`."
         )
-
-    def _remember(self, call: Call, tick: Tick, action: Action | None) -> Action | None:
-        """Decide whether parts are computed or reused in this call. Returns what plans do in it."""
-        memory = self._memory(call, tick)
-        reuses = memory is not None and memory.step is not None and self.schedule.reuses(tick.step, tick.num_steps)
-        obstacle = call.block_by_block or call.blocks_left_alone
-        self.correcting = reuses and action is not None and obstacle is None
-        if reuses and action is not None and obstacle is not None:
-            self.notes.add(f"what was reused was not corrected: {obstacle}")
-        self.reusing = reuses and not self.correcting
-        if memory is not None and reuses:
-            memory.reuse(tick.step)
-        if memory is not None and not self.reusing:  # a corrected change is remembered too, as that of this step
-            memory.compute(tick.step)
-        for index, part in enumerate(self.parts):
-            part.memory, part.inputs = None if memory is None else memory.parts[index], None
-        self._steps["reused" if reuses else "computed"].add(tick.step)
-        only_corrects = self.schedule.corrects(tick.num_steps)
-        return action if self.correcting or not (self.reusing or only_corrects) else None
-
-    def _memory(self, call: Call, tick: Tick) -> Memory | None:
-        """What is remembered for this pass; None if nothing is."""
-        if not self.enabled or not self.parts or not self.schedule.reuses_any(tick.num_steps):
-            return None
-        if call.blocks_skipped is not None:
-            self.notes.add(f"a pass was not reused: {call.blocks_skipped}")
-            return None
-        sample, reuse = call.sample, self.schedule.reuse
-        shapes = tuple(tuple(stream.shape(call) for stream in part.streams) for part in self.parts)
-        key = (tick.ordinal, shapes, call.token_dtype, sample.device)
-        if key not in self._memories:
-            self._free_memories_of_other_sizes(key)
-            with torch.inference_mode(False):
-                lines = reuse is not None and reuse.order != 0  # also where "auto" follows none: one graph for both
-                memory = Memory(shapes, lines=lines, dtype=call.token_dtype, device=sample.device)
-            _make_static(memory.buffers)
-            self._memories[key] = memory
-        self._memories[key].order = self.schedule.order(tick.num_steps)
-        self._memories_used.add(key)
-        if sample.is_cuda and torch.cuda.is_current_stream_capturing():
-            self._memories_captured.add(key)
-        return self._memories[key]
-
-    def _free_memories_of_other_sizes(self, key: MemoryKey) -> None:
-        """Free what earlier generations of another size remembered, unless CUDA graphs read it."""
-        if not self.keeps_plans:
-            kept = self._memories_used | self._memories_captured
-            self._memories = {
-                other: memory for other, memory in self._memories.items() if other in kept or other[1:] == key[1:]
-            }
 
     def _note_updates(self, tick: Tick) -> None:
         """Note which plans the last call updated, if this call belongs to the same step."""
@@ -358,40 +277,39 @@ class MergeState:
         if not self.keeps_plans:
             kept = self._used | self._captured
             self._plans = {key: plan for key, plan in self._plans.items() if key in kept}
-            kept_memories = self._memories_used | self._memories_captured
-            self._memories = {key: memory for key, memory in self._memories.items() if key in kept_memories}
         self._used.clear()
-        self._memories_used.clear()
-        self._steps = {"computed": set(), "reused": set()}
         self.forget_choices()
 
     def _does_anything(self, num_steps: int) -> bool:
-        """Whether a generation of so many steps merges or reuses at all."""
-        merges = bool(self.slots) and self.schedule.merges(num_steps)
-        return merges or (bool(self.parts) and self.schedule.reuses_any(num_steps))
+        """Whether a generation of so many steps merges or skips at all."""
+        return self.computed is not None or (bool(self.slots) and self.schedule.merges(num_steps))
 
     def _warn_nothing_done(self, num_steps: int, advice: str = "") -> None:
         if self._has_warned or not self.enabled:
             return
         self._has_warned = True
-        settings = self.schedule.settings_that_do_nothing(num_steps, merges=bool(self.slots), reuses=bool(self.parts))
+        settings = " and ".join(self._settings_that_do_nothing(num_steps))
         steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
         warnings.warn(
-            f"a generation of {steps} was not made faster at all: no step is merged or reused with {settings}{advice}.",
+            f"a generation of {steps} was not made faster at all: none is merged or skipped with {settings}{advice}.",
             stacklevel=2,
         )
 
+    def _settings_that_do_nothing(self, num_steps: int) -> list[str]:
+        """The settings because of which none of `num_steps` steps merges or is skipped."""
+        config, named = self.config, []
+        if self.slots:
+            few = config.max_steps is None or num_steps <= config.max_steps
+            named.append(f"window={config.window}" if few else f"max_steps={config.max_steps}")
+        if config.skip is not None:
+            few = num_steps < config.skip.min_steps
+            named.append(f"min_steps={config.skip.min_steps}" if few else f"computed={config.skip.computed}")
+        return named
+
     def forget_choices(self) -> None:
-        """Make every plan select again when it is next used, and compute what would be reused. Buffers are kept."""
+        """Make every plan select again when it is next used. Buffers are kept."""
         for plan in self._plans.values():
             plan.forget()
-        for memory in self._memories.values():
-            memory.forget()
-
-    def reset(self) -> None:
-        """Forget all choices and the step; the next call begins a new generation."""
-        self.steps.reset()
-        self.forget_choices()
 
     def _merged_part(self, call: Call) -> tuple[dict[str, Grid], int | None]:
         """The grids that are merged, and where they begin: those of the call, perhaps without their first frame."""

@@ -64,7 +64,7 @@ class StepCounter:
 
     def __init__(self, pipeline: Any = None) -> None:
         self._pipeline = weakref.ref(pipeline) if pipeline is not None else None
-        self._timesteps = _Identity(None)
+        self._timesteps = Identity(None)
         self._generation = 0
         self.reset()
 
@@ -80,14 +80,33 @@ class StepCounter:
         self._given_step: int | None = None
         self._given_ordinal: int | None = None
         self._given_parts: int | None = None
+        self._given_scheduler: Any = None
+        self._read_scheduler: weakref.ref[Any] | None = None
         self._restart()
 
-    def begin(self, num_steps: int) -> None:
-        """The next call begins a generation of so many steps."""
+    @property
+    def scheduler(self) -> Any:
+        """The one of the last call's generation, if it is known."""
+        if self._given_num_steps is not None:
+            return self._given_scheduler
+        return None if self._read_scheduler is None else self._read_scheduler()
+
+    @property
+    def first(self) -> int:
+        """Index of the generation's first step among the scheduler's timesteps; 0 if it is not known."""
+        return self._first or 0
+
+    @property
+    def has_ordinal(self) -> bool:
+        """Whether the user says which pass over the step a call is."""
+        return self._given_ordinal is not None
+
+    def begin(self, num_steps: int, scheduler: Any = None) -> None:
+        """The next call begins a generation of so many steps, with the noise levels of that scheduler."""
         if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
             raise UsageError(f"num_steps={num_steps!r} is not allowed: it must be a whole number of 1 or more.")
         self.reset()
-        self._given_num_steps = num_steps
+        self._given_num_steps, self._given_scheduler = num_steps, scheduler
 
     def set_step(self, step: int, ordinal: int | None = None, parts: int | None = None) -> None:
         """The calls from now on belong to this step, from 0. Going back begins a new generation, and so does step 0.
@@ -130,6 +149,7 @@ class StepCounter:
             return tick
         running = found.pipeline if found is not None and self._given_num_steps is None else None
         scheduler = self._scheduler(running)
+        self._read_scheduler = None if scheduler is None else weakref.ref(scheduler)
         timesteps = getattr(scheduler, "timesteps", None)
         if self._step >= 0 and not self._timesteps.holds(timesteps):
             self._restart()
@@ -140,7 +160,7 @@ class StepCounter:
             self._go_to(*position, sample, conditioning, running is not None, latest_first)
         else:
             self._infer(timesteps, self._count_steps(running, timesteps), sample, conditioning)
-        self._timesteps = _Identity(timesteps)
+        self._timesteps = Identity(timesteps)
         return self._note(sample, conditioning, self._count_steps(running, timesteps), is_exact=position is not None)
 
     def _restart(self) -> None:
@@ -153,9 +173,9 @@ class StepCounter:
         """Position of the last call."""
         self._is_assumed = False
         """Whether that position was assumed, because the scheduler had not begun to count."""
-        self._passes: list[tuple[_Identity, _Identity, tuple[int, ...]]] = []
-        self._timesteps = _Identity(None)
-        self._conditioning = _Identity(None)
+        self._passes: list[tuple[Identity, Identity, tuple[int, ...]]] = []
+        self._timesteps = Identity(None)
+        self._conditioning = Identity(None)
 
     def _scheduler(self, running: Any) -> Any:
         if self._given_num_steps is not None:
@@ -238,8 +258,8 @@ class StepCounter:
 
     def _note(self, sample: Tensor, conditioning: Tensor | None, num_steps: int | None, *, is_exact: bool) -> Tick:
         if not self._passes:
-            self._conditioning = _Identity(conditioning)
-        self._passes.append((_Identity(sample), _Identity(conditioning), tuple(sample.shape)))
+            self._conditioning = Identity(conditioning)
+        self._passes.append((Identity(sample), Identity(conditioning), tuple(sample.shape)))
         ordinal = len(self._passes) - 1
         first = next(index for index, (known, _, _) in enumerate(self._passes) if known.holds(sample))
         if self._begins:
@@ -254,6 +274,16 @@ class Running:
     pipeline: Any
     variables: Mapping[str, Any]
     """Of its call."""
+
+    @property
+    def guidance(self) -> float | None:
+        """Its guidance scale, if it has one."""
+        value = getattr(self.pipeline, "guidance_scale", None)
+        if value is None:
+            value = getattr(
+                getattr(self.pipeline, "guider", None), "guidance_scale", self.variables.get("guidance_scale")
+            )
+        return float(value) if isinstance(value, (int, float)) else None
 
     def parts(self, batch: int) -> int:
         """Of how many parts a batch of the denoiser consists that are the same pictures with other prompts.
@@ -318,7 +348,7 @@ def _offset(timesteps: Any, timestep: Any) -> int | None:
     return offset if 0 <= offset < len(timesteps) else None
 
 
-class _Identity:
+class Identity:
     """Remembers an object without keeping it alive."""
 
     def __init__(self, value: Any) -> None:

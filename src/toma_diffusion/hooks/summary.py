@@ -13,6 +13,7 @@ from toma_diffusion.hooks.state import MergeState
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from toma_diffusion.hooks.root import Outermost
 
 NOTHING_MERGED = "nothing was merged: grids are smaller than min_tokens, or regions too small to remove a token from"
 BACKEND_NAMES = {"torch": "plain torch", "triton": "Triton kernels", "torch+triton": "Triton kernels and plain torch"}
@@ -66,16 +67,14 @@ class Summary:
     """Operators that ran in plain torch although kernels were requested, and why."""
     guidance: str
     """Which samples or passes of the last call shared a plan. Empty before the first call."""
-    reuse: tuple[str, ...]
-    """What is reused over time, line by line. Empty if nothing is."""
-    parts: tuple[str, ...]
-    """The parts that are reused, by name."""
+    skip: tuple[str, ...]
+    """Which steps are skipped, and how they are predicted, line by line. Empty if none is."""
     steps: tuple[int, int]
-    """How many steps of the last generation were computed, and how many reused."""
+    """How many steps of the last generation were computed, and how many predicted."""
     plan_bytes: int
     """Memory held by the plans."""
     memory_bytes: int
-    """Memory held by what is remembered to be reused."""
+    """Memory held by the outputs that skipped steps are predicted from."""
     multiplications: float | None
     """In all transformer blocks, in a step without merging, by the paper's formula. None for other methods."""
     merged_multiplications: float | None
@@ -98,7 +97,7 @@ class Summary:
         config = self.config
         off = "" if self.enabled else " (switched off)"
         if not self.kinds:
-            return Group(f"{config.label}, no tokens are merged{off}", *self._last_lines())
+            return Group(f"no tokens are merged{off}", *self._last_lines())
         table = Table(title=f"{config.label}, ratio {config.ratio:g}{off}")
         for heading in ("kind", "blocks", f"merged, scope {config.scope}", "grid", "tokens", "regions"):
             table.add_column(heading)
@@ -129,18 +128,7 @@ class Summary:
         denoisers: list[RenderableType] = []
         for number, other in enumerate(self.others, start=2):
             denoisers += [f"\nDenoiser {number} of {len(self.others) + 1}:", other]
-        return [*self._reuse_lines(), *self._other_lines(), *denoisers]
-
-    def _reuse_lines(self) -> list[str]:
-        if not self.reuse:
-            return []
-        shown = ", ".join(self.parts[:3]) + (f" and {len(self.parts) - 3} more" if len(self.parts) > 3 else "")
-        lines = [*self.reuse, f"parts: {shown}"]
-        if any(self.steps):
-            computed, reused = self.steps
-            memory = f"what is remembered takes {self.memory_bytes / 2**20:.1f} MiB"
-            lines.append(f"the last generation computed {computed} steps and reused {reused}; {memory}")
-        return lines
+        return [*self.skip, *self._other_lines(), *denoisers]
 
     def _other_lines(self) -> list[str]:
         reasons = Counter(reason for _, reason in self.left_alone)
@@ -148,7 +136,7 @@ class Summary:
         return lines + [f"note: {note}" for note in self.notes]
 
 
-def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
+def summarize(state: MergeState, records: Iterable[BlockRecord], outermost: Outermost | None) -> Summary:
     """Build the summary from the installed hooks and the last call."""
     records = list(records)
     merged = [record for record in records if record.left_alone is None]
@@ -181,11 +169,10 @@ def summarize(state: MergeState, records: Iterable[BlockRecord]) -> Summary:
         backend="+".join(sorted({backend.name for _, backend in ran})) or None,
         fallbacks=tuple(sorted(fallbacks)),
         guidance=state.guidance,
-        reuse=state.reuse_description,
-        parts=tuple(part.name for part in state.parts),
-        steps=state.step_counts,
+        skip=() if outermost is None else outermost.lines(),
+        steps=(0, 0) if outermost is None else outermost.counts,
         plan_bytes=state.num_bytes,
-        memory_bytes=state.memory_bytes,
+        memory_bytes=0 if outermost is None else outermost.num_bytes,
         multiplications=whole,
         merged_multiplications=merged_cost,
     )

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from toma_diffusion.core import Grid, MergePlan
 from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.handle import ToMAHandle, find_root
+from toma_diffusion.handle import ToMAHandle
+from toma_diffusion.hooks.root import find_root
 from toma_diffusion.inspection.clusters import choose_evenly, shrink
 from toma_diffusion.inspection.titles import put_title
 

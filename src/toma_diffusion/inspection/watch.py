@@ -13,7 +13,7 @@ from toma_diffusion.adapters import Block, find_adapter, unsupported
 from toma_diffusion.api import find_denoiser
 from toma_diffusion.core import Grid
 from toma_diffusion.hooks.arguments import given_to
-from toma_diffusion.hooks.handle import find_root
+from toma_diffusion.hooks.root import find_root
 from toma_diffusion.hooks.state import Call, image_start
 from toma_diffusion.hooks.step import StepCounter, Tick
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from toma_diffusion.adapters import Block, Hook, Site, SiteSpec
 from toma_diffusion.config import Config
 from toma_diffusion.core import Plan
-from toma_diffusion.hooks.handle import Placement
+from toma_diffusion.hooks.root import Placement
 from toma_diffusion.hooks.sites import UpdatePlan
 from toma_diffusion.hooks.state import MergeState, Slot
 from toma_diffusion.hooks.summary import BlockRecord

@@ -9,8 +9,7 @@ from toma_diffusion.adapters import Block, Site, SiteSpec
 from toma_diffusion.config import SITES, ToMAConfig
 from toma_diffusion.core import MergePlan, why_first_frame_whole
 from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.handle import Placement
-from toma_diffusion.hooks.reuse import Part
+from toma_diffusion.hooks.root import Placement
 from toma_diffusion.hooks.sites import EnterBlock, LeaveBlock, Run
 from toma_diffusion.hooks.state import MergeState, Slot
 from toma_diffusion.hooks.summary import BlockRecord
@@ -82,7 +81,7 @@ def _around_blocks(config: ToMAConfig, blocks: list[Block], reasons: dict[int, s
         if left_alone:
             records += [block.record((), reasons[index]) for index, block in members]
             continue
-        run = Run(part=_corrected_part(config, state, members[0][1]))
+        run = Run()
         state.runs.append(run)
         for index, block in members:
             site = _site(config, state, block)
@@ -90,21 +89,10 @@ def _around_blocks(config: ToMAConfig, blocks: list[Block], reasons: dict[int, s
             enter = EnterBlock(
                 site, run, first, block.normalize, block.per_token, block.key_bias, block.writes_in_place
             )
-            leave = LeaveBlock(site, run, last, block.stream, _only_destinations(config))
+            leave = LeaveBlock(site, run, last, block.stream)
             placements += [Placement(block.module, None, enter), Placement(block.module, None, leave)]
             records.append(BlockRecord(block.name, block.kind, block.width, (block.name,), int(first), None))
     return placements, records
-
-
-def _corrected_part(config: ToMAConfig, state: MergeState, first: Block) -> Part | None:
-    """What is remembered of the run that begins with this block, if merging corrects it."""
-    if config.reuse is None or config.reuse.update == "nothing":
-        return None
-    return next(part for part in state.parts if part.modules[0] is first.module)
-
-
-def _only_destinations(config: ToMAConfig) -> bool:
-    return config.reuse is not None and config.reuse.update == "destinations"
 
 
 def _site(config: ToMAConfig, state: MergeState, block: Block, spec: SiteSpec | None = None) -> Site:

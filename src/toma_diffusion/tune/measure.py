@@ -26,7 +26,7 @@ from toma_diffusion.tune.folder import Measurement, TuneFolder
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from toma_diffusion.hooks.handle import ToMAHandle
+    from toma_diffusion.handle import ToMAHandle
 
     Generated = Image | Clip
 

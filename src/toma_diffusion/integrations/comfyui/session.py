@@ -15,8 +15,9 @@ from typing import Any
 from torch import nn
 
 from toma_diffusion.api import apply_with
+from toma_diffusion.handle import ToMAHandle
 from toma_diffusion.hooks.arguments import Arguments, Given, Keywords
-from toma_diffusion.hooks.handle import ToMAHandle, find_root
+from toma_diffusion.hooks.root import find_root
 from toma_diffusion.hooks.sites import Hook
 from toma_diffusion.integrations.comfyui import _comfy
 from toma_diffusion.integrations.comfyui.adapters import ComfyAdapter, find_comfy_adapter, reason_to_refuse

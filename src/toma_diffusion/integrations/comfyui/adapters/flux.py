@@ -67,7 +67,6 @@ class FluxAdapter(ComfyAdapter):
             lengths={"single": text.shape[1] + tokens},
             joint=True,
             block_by_block=adds_residuals(given, "control") or replaced,
-            blocks_skipped=replaced,
         )
 
     def reason_to_leave_alone(self, model: Any, given: Given) -> str | None:
@@ -92,8 +91,6 @@ def _describe_double(module: Any, index: int) -> Block:
         normalize=_before_double,
         per_token=(POSITIONS,),
         stream=0,
-        returns_text=True,
-        text="txt",
         writes_in_place=True,
     )
 
@@ -107,7 +104,6 @@ def _describe_single(module: Any, index: int) -> Block:
         sites=(SiteSpec("linear1…linear2", frozenset({"attn", "ff"}), _between("linear1", "linear2", _before_single)),),
         normalize=_before_single,
         per_token=(POSITIONS,),
-        holds_text=True,
         writes_in_place=True,
     )
 

@@ -59,7 +59,6 @@ class QwenImageAdapter(ComfyAdapter):
             blocks_left_alone=(
                 "references are modulated by a time of their own" if references and method == TIMES_APART else None
             ),
-            blocks_skipped=replaced,
         )
 
     def reason_to_leave_alone(self, model: Any, given: Given) -> str | None:
@@ -86,7 +85,6 @@ def _describe(module: Any, index: int) -> Block:
         normalize=_before,
         per_token=(POSITIONS,),
         stream=1,
-        returns_text=True,
         writes_in_place=True,  # the model adds residuals of a ControlNet to what a block returns
     )
 

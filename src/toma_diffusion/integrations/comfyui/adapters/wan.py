@@ -52,7 +52,6 @@ class WanAdapter(ComfyAdapter):
             joint=True,
             block_by_block=replaced,
             blocks_left_alone="every frame has a time of its own" if has_times else None,
-            blocks_skipped=replaced,
         )
 
 

@@ -1,118 +1,17 @@
-"""Installs hooks in a model and removes them again; the handle that `apply_toma` returns."""
+"""The handle that `apply_toma` returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import nn
 
-from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.arguments import Arguments, Given, Keywords
-from toma_diffusion.hooks.compiler import compile_denoiser, prepare_compiler, undo_compile
-from toma_diffusion.hooks.reuse import StandIn
+from toma_diffusion.hooks.compiler import compile_denoiser, undo_compile
+from toma_diffusion.hooks.root import RootHook, find_root
 from toma_diffusion.hooks.sites import Hook, remove_hooks
-from toma_diffusion.hooks.state import Call, MergeState
-from toma_diffusion.hooks.summary import BlockRecord, Summary, summarize
-
-
-@dataclass(eq=False)
-class Placement:
-    """A hook and its place: the module of that name in the parent, or the parent itself."""
-
-    parent: nn.Module
-    name: str | None
-    hook: Hook
-
-    def __post_init__(self) -> None:
-        self.module = self._target()
-        self.hook.bind(self.module)
-        self._may_move = self.name is not None and hasattr(self.module, "weight")  # a single layer, wrapped or not
-
-    def put(self) -> None:
-        """Register the hook."""
-        if self.hook.before:
-            self.module.register_forward_pre_hook(self.hook, with_kwargs=True)  # type: ignore[arg-type]
-        else:
-            self.module.register_forward_hook(self.hook, with_kwargs=True)  # type: ignore[arg-type]
-
-    def follow(self) -> None:
-        """Move the hook if its module was replaced: LoRA wraps single layers, and unwraps them."""
-        if not self._may_move or (target := self._target()) is self.module:
-            return
-        remove_hooks(self.module, lambda hook: hook is self.hook)
-        self.module = target
-        self.hook.bind(target)
-        self.put()
-
-    def take_out(self) -> None:
-        """Remove all hooks of this package from the module."""
-        remove_hooks(self.module, lambda hook: isinstance(hook, Hook))
-
-    def _target(self) -> nn.Module:
-        return self.parent if self.name is None else self.parent.get_submodule(self.name)
-
-
-@dataclass(eq=False)
-class Replacement(Placement):
-    """A `forward` of a module that takes the place of its own."""
-
-    def __init__(self, module: nn.Module, stand_in: StandIn) -> None:
-        super().__init__(module, None, Hook())
-        self.stand_in = stand_in
-
-    def put(self) -> None:
-        """Replace it."""
-        self.stand_in.put()
-
-    def follow(self) -> None:
-        """Replace it again if something has put the module's own one back."""
-        if self.stand_in.is_out:
-            self.stand_in.put()
-
-    def take_out(self) -> None:
-        """Put the module's own one back."""
-        self.stand_in.take_out()
-
-
-@dataclass(eq=False)
-class RootHook(Hook):
-    """Runs before every call of the denoiser: reads the call and sets the state. Never part of a compiled graph."""
-
-    state: MergeState
-    read_call: Callable[[nn.Module, Given], Call]
-    check: Callable[[nn.Module], None]
-    """Raises if the model was changed in a way that merging does not allow."""
-    compiled_blocks: Callable[[nn.Module], list[nn.Module]]
-    """The modules that are compiled one by one in mode `blocks`."""
-    graphs_obstacle: Callable[[nn.Module], str | None]
-    """Why the model cannot be captured as CUDA graphs, if so."""
-    records: list[BlockRecord] = field(default_factory=list)
-    placements: list[Placement] = field(default_factory=list)
-    is_compiled: bool = False
-    """Whether `handle.compile` was called, so that `remove` must undo it."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        prepare_compiler(_keep_root_out)  # a pickled model may be loaded in a process that has not merged anything yet
-
-    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
-        """Forward pre-hook of the denoiser."""
-        if self.state.enabled:
-            self.check(module)
-        for placement in self.placements:
-            placement.follow()
-        try:
-            call = self.read_call(module, Given(self.names, args, kwargs))
-        except UsageError:  # inputs that cannot be merged
-            if self.state.enabled:
-                raise
-            self.state.leave_alone()
-        else:
-            self.state.begin_call(module, call)
+from toma_diffusion.hooks.summary import Summary, summarize
 
 
 class ToMAHandle:
@@ -139,18 +38,23 @@ class ToMAHandle:
     def enabled(self, value: bool) -> None:
         for root in self._roots().values():
             if value and not root.state.enabled:
-                root.state.forget_choices()
+                root.forget()
             root.state.enabled = bool(value)
 
-    def begin(self, num_steps: int) -> None:
+    def begin(self, num_steps: int, scheduler: Any = None) -> None:
         """Set the number of steps of the generation that begins with the next call of the denoiser.
 
-        A `window` needs it in a loop without a pipeline. Inside a diffusers pipeline, steps are read from its
-        scheduler. Valid until `reset`.
+        Needed in a loop without a pipeline. Inside a diffusers pipeline, steps are read from its scheduler. Valid until
+        `reset`.
+
+        Args:
+            num_steps: of the generation.
+            scheduler: of diffusers, with its timesteps set. Skipped steps are placed and predicted by its noise levels;
+                without it the last output is used as it was.
         """
         for root in self._roots().values():
-            root.state.steps.begin(num_steps)
-            root.state.forget_choices()
+            root.state.steps.begin(num_steps, scheduler)
+            root.forget()
 
     def step(self, index: int, ordinal: int | None = None, parts: int | None = None) -> None:
         """Set the step, counted from 0, that the following calls of the denoiser belong to.
@@ -189,12 +93,16 @@ class ToMAHandle:
             roots = dict(sorted(roots.items(), key=lambda item: item[1].graphs_obstacle(item[0]) is None))
         taken = mode
         for model, root in roots.items():
+            if root.outermost is not None:
+                root.outermost.take_out()
             undo_compile(model)
             obstacle = root.graphs_obstacle(model) if taken == "graphs" else None
             blocks = root.compiled_blocks(model)
             taken = compile_denoiser(model, taken, blocks, obstacle, has_hooks=True, **options)
             root.is_compiled = True
             root.state.keeps_plans = taken == "graphs"
+            if root.outermost is not None:
+                root.outermost.put()
         return taken
 
     def reset(self) -> None:
@@ -203,11 +111,14 @@ class ToMAHandle:
         Rarely needed with a pipeline. Buffers are kept.
         """
         for root in self._roots().values():
-            root.state.reset()
+            root.state.steps.reset()
+            root.forget()
 
     def remove(self) -> None:
         """Remove all hooks, and undo `compile`. The model is what it was before, bit for bit."""
         for model, root in self._roots().items():
+            if root.outermost is not None:
+                root.outermost.take_out()
             if root.is_compiled:
                 undo_compile(model)
             for placement in root.placements:
@@ -219,7 +130,7 @@ class ToMAHandle:
 
         If there are several denoisers, it is that of the first, and has the summaries of the others in `others`.
         """
-        first, *others = (summarize(root.state, root.records) for root in self._roots().values())
+        first, *others = (summarize(root.state, root.records, root.outermost) for root in self._roots().values())
         return replace(first, others=tuple(others))
 
     def __enter__(self) -> ToMAHandle:
@@ -242,21 +153,3 @@ class ToMAHandle:
         if not roots:
             raise RuntimeError("this handle was removed from its model: call apply_toma again for a new one.")
         return roots
-
-
-def install(roots: Mapping[nn.Module, RootHook]) -> ToMAHandle:
-    """Register the hooks of every model and its modules."""
-    prepare_compiler(_keep_root_out)
-    for model, root in roots.items():
-        for placement in [Placement(model, None, root), *root.placements]:
-            placement.put()
-    return ToMAHandle(*roots)
-
-
-def _keep_root_out() -> None:
-    RootHook.__call__ = torch.compiler.disable(RootHook.__call__)  # type: ignore[method-assign]
-
-
-def find_root(model: nn.Module) -> RootHook | None:
-    """The root hook of `model`, if tokens are merged in it."""
-    return next((hook for hook in model._forward_pre_hooks.values() if isinstance(hook, RootHook)), None)

@@ -1,0 +1,376 @@
+"""Stands in front of a denoiser: runs it in the steps that are computed, and predicts its output in the others.
+
+`nn.Module.__call__` calls it in the place of everything else. So it is outside hooks: offloaded weights are not moved
+in a skipped step. It is outside `torch.compile`: compiled code is not entered. And it is outside context parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from toma_diffusion.config import Learned, Skip, Weights
+from toma_diffusion.errors import UsageError
+from toma_diffusion.hooks.arguments import Given, parameter_names
+from toma_diffusion.hooks.sites import Hook, remove_hooks
+from toma_diffusion.hooks.state import MergeState
+from toma_diffusion.hooks.step import Identity, Tick, running_pipeline
+from toma_diffusion.skip.history import History, Seen
+from toma_diffusion.skip.levels import Levels, read_levels
+from toma_diffusion.skip.prior import held
+from toma_diffusion.skip.schedule import computed_steps
+
+CALL = "_compiled_call_impl"
+"""What `nn.Module.__call__` calls in place of its own, if it is set. Never copied or pickled with a module."""
+NAMED = "cache_context"
+"""How diffusers' pipelines name the passes over a step: `with transformer.cache_context("cond"):`."""
+
+
+class Recorder(Protocol):
+    """Gets what goes into every call and what comes out, while the denoiser is learned from."""
+
+    def note(self, tick: Tick, key: Hashable, seen: Seen, output: Any) -> None:
+        """A call. The output is None if it was predicted."""
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether every step is to be computed."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What is settled when a generation begins."""
+
+    number: int = 0
+    num_steps: int | None = None
+    levels: Levels | None = None
+    computed: tuple[int, ...] | None = None
+    """The steps that are computed; None: all."""
+    weights: Learned | None = None
+
+    def computes(self, step: int) -> bool:
+        """Whether the plan is to run the denoiser in that step."""
+        beyond = self.num_steps is not None and step >= self.num_steps
+        return self.computed is None or beyond or step in self.computed
+
+
+@dataclass(eq=False)
+class Skipper:
+    """The call of one denoiser."""
+
+    model: nn.Module
+    skip: Skip
+    state: MergeState
+    """Of which it shares `enabled`, `steps` and `tick`."""
+
+    def __post_init__(self) -> None:
+        self.names = parameter_names(self.model)
+        self.inner: Any = None
+        """What was called before; None: the model's own call."""
+        self.pass_name: str | None = None
+        """Of the pass that is running, if the pipeline says it."""
+        self.recorder: Recorder | None = None
+        self.forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("model", "skip", "state")}  # a copy begins a new generation
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
+
+    def put(self) -> None:
+        """Take the place of the model's call, also if something else has taken it since."""
+        own = vars(self.model)
+        if own.get(CALL) is not self:
+            self.inner = own.get(CALL)
+            setattr(self.model, CALL, self)
+        if hasattr(type(self.model), NAMED) and not isinstance(own.get(NAMED), NamedPasses):
+            setattr(self.model, NAMED, NamedPasses(self))
+
+    def take_out(self) -> None:
+        """Put back what was there before."""
+        own = vars(self.model)
+        if own.get(CALL) is self:
+            delattr(self.model, CALL)
+            if self.inner is not None:
+                setattr(self.model, CALL, self.inner)
+        if isinstance(own.get(NAMED), NamedPasses):
+            delattr(self.model, NAMED)
+        self.inner = None
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the model calls it."""
+        return vars(self.model).get(CALL) is self
+
+    def forget(self) -> None:
+        """Forget all outputs. The next step is computed."""
+        self.generation = Generation()
+        self.counts = (0, 0)
+        """How many steps of the current or the last generation were computed, and in how many a pass was predicted."""
+        self._histories: dict[Hashable, History] = {}
+        self._computed_steps: set[int] = set()
+        self._predicted_steps: set[int] = set()
+        self._step = -1
+        self._is_computing = True
+        """Whether the remaining passes over this step are computed."""
+        self._must_compute = False
+        """Whether the next step is, because a pass over this one had nothing to predict from."""
+        self._last_computed = -1
+        self._named: dict[str | None, int] = {}
+        """How many passes over this step had that name."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held by outputs."""
+        return sum(history.num_bytes for history in self._histories.values())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Never part of a compiled graph; what it calls may be one."""
+        call, predicted = self.begin(args, kwargs)
+        if call is None:
+            return predicted
+        try:
+            output = self.inner(*args, **kwargs) if self.inner is not None else self.model._call_impl(*args, **kwargs)
+        finally:
+            self.state.tick = None
+        self.end(call, output)
+        return output
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Call | None, Any]:
+        """Before a call. Returns None and the predicted output if the denoiser need not run."""
+        seen = Seen.of(Given(self.names, args, kwargs))
+        if seen is None:
+            raise UsageError(
+                f"no noisy sample was found among the arguments of {type(self.model).__name__}, so its output cannot "
+                "be predicted: use skip=None."
+            )
+        state = self.state
+        tick = state.tick = state.steps.read(self.model, seen.sample, seen.conditioning, seen.timestep, seen.batch)
+        if not state.enabled:
+            return _Call(tick, None, seen), None
+        if tick.generation != self.generation.number:
+            self._begin_generation(tick)
+        key = self._key_of(tick)
+        history = self._history(key, seen)
+        if tick.step != self._step:
+            self._step = tick.step
+            self._is_computing = self._must_compute or self.generation.computes(tick.step)
+            self._must_compute = False
+        if not self._is_computing and (history is None or history.steps[0] != self._last_computed):
+            self._is_computing = self._must_compute = True
+        call = _Call(tick, key, seen)
+        if self._is_computing or history is None:
+            return call, None
+        if torch.is_grad_enabled() and seen.sample.requires_grad:
+            state.tick = None
+            raise RuntimeError(
+                "a skipped step has no gradient: run under torch.no_grad(), or switch handle.enabled off."
+            )
+        state.tick = None
+        self._count(tick.step, self._predicted_steps)
+        if self.recorder is not None:
+            self.recorder.note(tick, key, seen, None)
+        return None, history.predict(self._weights(tick.step, history), seen)
+
+    def join(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take part in a call that has begun without it: a copied model makes such a one. It cannot be skipped."""
+        self._must_compute = True
+        self._step = -1
+        call, _ = self.begin(args, kwargs)
+        if call is not None:
+            self.model.register_forward_hook(EndCall(self, call), with_kwargs=True)
+
+    def lines(self) -> tuple[str, ...]:
+        """Which steps are computed, and how the others are predicted, for `summary()`."""
+        return describe(self.skip, self.generation, self.counts, self.num_bytes)
+
+    def end(self, call: _Call, output: Any) -> None:
+        """After the denoiser has run."""
+        tick, key, seen = call.tick, call.key, call.seen
+        if key is None or not self.state.enabled:
+            return
+        self._last_computed = tick.step
+        self._count(tick.step, self._computed_steps)
+        if self.recorder is not None:
+            self.recorder.note(tick, key, seen, output)
+        if self.generation.computed is None:
+            return  # nothing will be predicted
+        history = self._histories.get(key)
+        if history is None or history.shapes != seen.shapes:
+            history = self._histories[key] = History(seen.shapes)
+        history.conditioning = Identity(seen.conditioning)
+        learned, levels = self.generation.weights, self.generation.levels
+        keeps_samples = (levels is not None and levels.holds_image) or (
+            learned is not None and learned.needs_last_sample
+        )
+        history.keep(tick.step, output, seen, 1 if learned is None else learned.depth, keeps_samples)
+
+    def _begin_generation(self, tick: Tick) -> None:
+        recorder, running = self.recorder, running_pipeline(self.model)
+        must_compute = self._must_compute
+        self.forget()
+        self._must_compute = must_compute
+        skip, num_steps = self.skip, tick.num_steps
+        if num_steps is None and not isinstance(skip.computed, tuple):
+            raise RuntimeError(
+                f"computed={skip.computed} needs the number of steps, which is not known here. Call "
+                "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
+                "a pipeline, or say which steps are computed."
+            )
+        scheduler, first = self.state.steps.scheduler, self.state.steps.first
+        eta = 0.0 if running is None else float(running.variables.get("eta") or 0.0)
+        levels = None
+        if scheduler is not None and num_steps is not None:
+            levels = read_levels(scheduler, first, num_steps, eta, type(self.model).__name__)
+        if skip.learned is not None:
+            check_learned(skip.learned, num_steps, scheduler, None if running is None else running.guidance)
+        computed = skip.computed if num_steps is None else computed_steps(skip, num_steps, levels)
+        assert isinstance(computed, tuple)  # a share or a number was refused above
+        is_whole = (recorder is not None and recorder.wants_all) or len(computed) == num_steps
+        self.generation = Generation(tick.generation, num_steps, levels, None if is_whole else computed, skip.learned)
+        self.state.computed = self.generation.computed
+
+    def _key_of(self, tick: Tick) -> Hashable:
+        """Which pass it is: by the pipeline's name for it, or by its place among the passes over the step."""
+        if tick.step != self._step or tick.ordinal == 0:
+            self._named.clear()
+        if self.pass_name is None or self.state.steps.has_ordinal:
+            return tick.ordinal
+        number = self._named[self.pass_name] = self._named.get(self.pass_name, -1) + 1
+        return self.pass_name, number
+
+    def _history(self, key: Hashable, seen: Seen) -> History | None:
+        """The outputs of this pass; None if there are none that fit."""
+        history = self._histories.get(key)
+        if history is None or history.shapes != seen.shapes:
+            return None
+        if seen.conditioning is not None and not history.conditioning.holds(seen.conditioning):
+            others = [each for each in self._histories.values() if each.conditioning.holds(seen.conditioning)]
+            if others:
+                return None  # passes have changed places
+        return history
+
+    def _weights(self, step: int, history: History) -> Weights:
+        learned, computed = self.generation.weights, self.generation.computed or ()
+        if learned is not None and step in learned.weights:
+            weights = learned.weights[step]
+            expected = tuple(each for each in reversed(computed) if each < step)[: len(weights.outputs)]
+            if history.steps[: len(weights.outputs)] == expected:
+                return weights
+        return held(self.generation.levels, history.steps[0], step)
+
+    def _count(self, step: int, steps: set[int]) -> None:
+        steps.add(step)
+        self.counts = (len(self._computed_steps - self._predicted_steps), len(self._predicted_steps))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that the denoiser must run for."""
+
+    tick: Tick
+    key: Hashable
+    """None if nothing is kept of it."""
+    seen: Seen
+
+
+@dataclass(eq=False)
+class EndCall(Hook):
+    """Forward hook of a call that began without the skipper: hands it the output, once."""
+
+    before = False
+
+    skipper: Skipper
+    call: _Call
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """After the denoiser has run."""
+        remove_hooks(module, lambda hook: hook is self)
+        self.skipper.state.tick = None
+        self.skipper.end(self.call, output)
+
+
+@dataclass(eq=False)
+class NamedPasses:
+    """`cache_context` of a denoiser: notes the name of the pass, and does what it did before."""
+
+    skipper: Skipper
+
+    @contextmanager
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """For the duration of a `with` block."""
+        skipper = self.skipper
+        before, skipper.pass_name = skipper.pass_name, name
+        try:
+            with getattr(type(skipper.model), NAMED)(skipper.model, name, *args, **kwargs):
+                yield
+        finally:
+            skipper.pass_name = before
+
+
+def describe(skip: Skip, generation: Generation, counts: tuple[int, int], num_bytes: int) -> tuple[str, ...]:
+    """What is skipped, in lines: as planned, or as it was in the last generation."""
+    computed, predicted = counts
+    if not computed:
+        return (f"{_planned(skip)} {_prediction(skip, generation)}",)
+    if not predicted:
+        why = ""
+        if generation.num_steps is not None and generation.num_steps < skip.min_steps:
+            why = f": generations of fewer than {skip.min_steps} steps are left whole"
+        return (f"all {computed} steps of the last generation were computed{why}",)
+    which = "" if generation.computed is None else f" ({', '.join(map(str, generation.computed))})"
+    return (
+        f"{computed} of {computed + predicted} steps were computed{which}, {predicted} skipped and predicted",
+        _prediction(skip, generation),
+        f"the outputs that are kept take {num_bytes / 2**20:.1f} MiB",
+    )
+
+
+def _planned(skip: Skip) -> str:
+    if isinstance(skip.computed, tuple):
+        return f"steps {', '.join(map(str, skip.computed))} are computed, the others skipped and predicted."
+    what = f"{skip.computed:.0%} of the steps" if isinstance(skip.computed, float) else f"{skip.computed} steps"
+    return f"{what} are computed, the others skipped and predicted."
+
+
+def _prediction(skip: Skip, generation: Generation) -> str:
+    if skip.learned is not None:
+        return "Predicted with weights that were learned on the model."
+    if generation.num_steps is not None and generation.levels is None:
+        return "Predicted: the last output as it was, because the noise levels of this scheduler are not known."
+    if generation.levels is not None and generation.levels.holds_image:
+        return "Predicted: the clean image stays as the last computed step saw it."
+    return "Predicted: noise and clean image stay as the last computed step saw them."
+
+
+def check_learned(learned: Learned, num_steps: int | None, scheduler: Any, guidance: float | None) -> None:
+    """Raise `UsageError` if weights were learned for another kind of generation."""
+    name = learned.scheduler if scheduler is None else type(scheduler).__name__
+    differs = [
+        f"{what} {found!r}, not {wanted!r}"
+        for what, wanted, found in (
+            ("num_steps", learned.num_steps, num_steps),
+            ("scheduler", learned.scheduler, name),
+            ("guidance", learned.guidance, learned.guidance if guidance is None else guidance),
+        )
+        if wanted is not None and found != wanted
+    ]
+    if differs:
+        raise UsageError(
+            f"the weights of skipped steps were learned for other generations: this one has {' and '.join(differs)}. "
+            "Generate as they were learned, or learn again with handle.learn or `toma learn`."
+        )
+
+
+def keep_out_of_graphs() -> None:
+    """Exclude the call from graphs, but not the denoiser that it runs."""
+    Skipper.begin = torch.compiler.disable(Skipper.begin)  # type: ignore[method-assign]
+    Skipper.end = torch.compiler.disable(Skipper.end)  # type: ignore[method-assign]
+    Skipper.__call__ = torch.compiler.disable(Skipper.__call__, recursive=False)  # type: ignore[method-assign]

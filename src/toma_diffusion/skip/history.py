@@ -1,0 +1,179 @@
+"""What a denoiser returned in earlier steps, and the weighted sum that takes the place of its next output."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from toma_diffusion.config import Weights
+from toma_diffusion.hooks.arguments import Given
+from toma_diffusion.hooks.step import Identity
+
+SAMPLES = ("sample", "hidden_states", "x", "img", "latents")
+"""What denoisers call their noisy sample. Of others it is the first argument."""
+TIMESTEPS = ("sigma", "timestep", "timesteps", "t", "time")
+CONDITIONINGS = ("encoder_hidden_states", "cap_feats", "context", "prompt_embeds", "txt", "text_hidden_states")
+ALSO_SAMPLES = ("audio_hidden_states",)
+"""Other noisy samples of the same call."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a call of any denoiser."""
+
+    sample: Tensor
+    """Of several samples in a list, the first."""
+    conditioning: Any
+    timestep: Any
+    batch: int
+    samples: tuple[Tensor, ...]
+    """All noisy samples that go in: of a list, and of other kinds, such as audio."""
+
+    @classmethod
+    def of(cls, given: Given) -> Seen | None:
+        """From the arguments of the call; None if it has no noisy sample."""
+        noisy = _first(given, SAMPLES)
+        if noisy is None and (given.args or given.names):
+            noisy = given.args[0] if given.args else given.kwargs.get(given.names[0])
+        samples = list(_tensors(noisy))
+        if not samples:
+            return None
+        others = [each for name in ALSO_SAMPLES for each in _tensors(given[name])]
+        conditioning = next(_tensors(_first(given, CONDITIONINGS)), None)
+        batch = len(samples) if isinstance(noisy, (list, tuple)) else samples[0].shape[0]
+        return cls(samples[0], conditioning, _first(given, TIMESTEPS), batch, (*samples, *others))
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        """Of the samples, with their types: outputs of other calls are not comparable."""
+        return tuple((tuple(each.shape), each.dtype, each.device) for each in self.samples)
+
+
+def _first(given: Given, names: Sequence[str]) -> Any:
+    return next((value for name in names if (value := given[name]) is not None), None)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+
+
+@dataclass(eq=False)
+class Kept:
+    """One output, taken apart."""
+
+    step: int
+    leaves: list[Any]
+    """Its tensors, and what else is in it, in order. Tensors are copies."""
+
+
+@dataclass(eq=False)
+class History:
+    """The last outputs of one pass, the latest first."""
+
+    shapes: tuple[Any, ...]
+    """Of the samples that they belong to."""
+    conditioning: Identity = field(default_factory=lambda: Identity(None))
+    structure: Any = None
+    """How leaves make up an output."""
+    kept: list[Kept] = field(default_factory=list)
+    samples: tuple[Tensor, ...] = ()
+    """That the last output was computed from, if they are needed."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps whose outputs are kept, the latest first."""
+        return tuple(each.step for each in self.kept)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+        leaves = [leaf for each in self.kept for leaf in each.leaves if isinstance(leaf, Tensor)]
+        return sum(each.nbytes for each in (*leaves, *self.samples))
+
+    def keep(self, step: int, output: Any, seen: Seen, depth: int, keep_samples: bool) -> None:
+        """Keep a copy of the output of a computed step, and so many in all."""
+        leaves, self.structure = take_apart(output)
+        copies = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.kept = [Kept(step, copies), *(each for each in self.kept if each.step != step)][:depth]
+        self.samples = tuple(each.detach().clone() for each in seen.samples) if keep_samples else ()
+
+    def predict(self, weights: Weights, seen: Seen) -> Any:
+        """What the denoiser would return."""
+        latest = self.kept[0].leaves
+        sources = pair(latest, seen.samples)
+        last_sources = pair(latest, self.samples)
+        leaves = [
+            _sum(weights, [each.leaves[index] for each in self.kept], sources[index], last_sources[index])
+            for index in range(len(latest))
+        ]
+        return _pytree.tree_unflatten(leaves, self.structure)
+
+
+def take_apart(output: Any) -> tuple[list[Any], Any]:
+    """The leaves of an output of any structure, and the structure."""
+    leaves, structure = _pytree.tree_flatten(output)
+    unknown = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)}
+    if not unknown:
+        return leaves, structure
+    for each in unknown:
+        _pytree.register_dataclass(each, field_names=[one.name for one in dataclasses.fields(each)])
+    return take_apart(output)
+
+
+def pair(leaves: Sequence[Any], samples: Sequence[Tensor]) -> list[Tensor | None]:
+    """For every leaf the sample that it is a prediction for; None if there is none of its shape."""
+    left = list(samples)
+    found: list[Tensor | None] = []
+    for leaf in leaves:
+        match = next((each for each in left if _fits(leaf, each)), None)
+        if match is not None:
+            left = [each for each in left if each is not match]
+        found.append(match)
+    return found
+
+
+def _fits(leaf: Any, sample: Tensor) -> bool:
+    """Whether shapes are the same, but for the channels: a sample may come with a mask, an output with variances."""
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.ndim != sample.ndim:
+        return False
+    return sum(one != other for one, other in zip(leaf.shape, sample.shape, strict=True)) <= 1
+
+
+def _sum(weights: Weights, outputs: Sequence[Any], sample: Tensor | None, last_sample: Tensor | None) -> Any:
+    latest = outputs[0]
+    if not isinstance(latest, Tensor):
+        return latest
+    result = latest.clone()
+    terms = [
+        (weight, each) for weight, each in ((weights.sample, sample), (weights.last_sample, last_sample)) if weight
+    ]
+    is_last = weights.outputs == (1.0,) and not terms
+    if is_last or not latest.is_floating_point() or any(each is None for _, each in terms):
+        return result
+    part = _part(result, sample)  # variances stay as they were
+    total = torch.zeros_like(part, dtype=torch.float32)
+    for weight, output in zip(weights.outputs, outputs[: len(weights.outputs)], strict=True):
+        total.add_(_part(output, sample), alpha=weight)
+    for weight, each in terms:
+        total.add_(_part(each, part), alpha=weight)  # type: ignore[arg-type]
+    part.copy_(total)
+    return result
+
+
+def _part(tensor: Tensor, other: Tensor | None) -> Tensor:
+    """A view of the channels that the other has too: the first. Masks, given images and variances come after them."""
+    if other is not None:
+        for dim, (length, wanted) in enumerate(zip(tensor.shape, other.shape, strict=True)):
+            if length > wanted:
+                return tensor.narrow(dim, 0, wanted)
+    return tensor
