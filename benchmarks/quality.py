@@ -1,7 +1,7 @@
 """What every setting costs in quality, on the demo models: the rows of benchmarks/results/quality_*.csv.
 
     python benchmarks/quality.py --lpips-weights FILE [--model bundled] [--only presets] [--steps 4,20] [--rows DIR]
-    python benchmarks/quality.py --lpips-weights FILE --model FOLDER --setup video
+    python benchmarks/quality.py --lpips-weights FILE --model FOLDER --setup bundled-video   # a model trained again
 
 One process generates the same 32 images with every method and setting, in one batch each, and compares them with those
 of the model as it is: presets and other methods, fewer steps and caches at all numbers of steps; then one setting after
@@ -126,10 +126,10 @@ SETUPS: Mapping[str, Setup] = {
     # The defaults of Flux leave the first five blocks of either kind alone, which are most of a small model's.
     # Its images cannot be merged in batches, so that there are fewer.
     "bundled-flux": Setup(guidance=4.0, images=16, time_of="flux", changes="skip_blocks=()", rows="quality_flux.csv"),
-    # A model of clips in a folder. Those of Wan leave an eighth of the blocks alone, which of eight would be the first.
+    # Those of Wan leave an eighth of the blocks alone, which of eight would be the first.
     # 20 steps come first: they have most rows. Eight clips, because the noise floor needs whole attention matrices: it
     # takes six times as long as the model as it is.
-    "video": Setup(
+    "bundled-video": Setup(
         (20, 8, 50),
         (20,),
         guidance=4.0,

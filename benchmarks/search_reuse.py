@@ -27,7 +27,7 @@ from toma_diffusion.experiments.facts import Facts, gather_facts
 from toma_diffusion.experiments.parsing import numbers
 from toma_diffusion.metrics import Weights, open_metrics
 from toma_diffusion.metrics.base import PairMetric
-from toma_diffusion.pipelines.checkpoints import load_pipeline
+from toma_diffusion.pipelines.checkpoints import DEMO_MODELS_OF_IMAGES, load_pipeline
 from toma_diffusion.tune.moves import moved_steps
 
 SUBJECTS = Path(__file__).parents[1] / "training" / "prompts.txt"
@@ -139,7 +139,7 @@ class Search:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="bundled", choices=[name for name in SETUPS if name.startswith("bundled")])
+    parser.add_argument("--model", default="bundled", choices=DEMO_MODELS_OF_IMAGES)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--computed", default="13,8,6", help="how many of the steps are computed")
     parser.add_argument("--part", default="deep")

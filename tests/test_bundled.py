@@ -10,20 +10,24 @@ import pytest
 import toma_diffusion_demo
 from diffusers import StableDiffusionPipeline
 from safetensors import safe_open
-from toma_diffusion_demo import flux_folder, four_step_folder
+from toma_diffusion_demo import flux_folder, four_step_folder, video_folder
 
 from toma_diffusion import apply_toma
 from toma_diffusion.pipelines.checkpoints import (
     DEMO_MODELS,
+    DEMO_MODELS_OF_IMAGES,
     FLUX,
     FOUR_STEP,
     MADE_FOR,
+    VIDEO,
     bundled_model,
     can_be_opened,
     load_pipeline,
     public_name,
 )
-from toma_diffusion.pipelines.generation import ImageRequest, generate_image, generate_images
+from toma_diffusion.pipelines.clips import ClipRequest, generate_clip
+from toma_diffusion.pipelines.generation import ImageRequest, generate_image, generate_images, makes_clips
+from toma_diffusion.tune.prompts import built_in_prompts
 
 ROOT = Path(__file__).parents[1]
 LOGS = ("vae", "diffusion-1", "diffusion-2", "diffusion-3")
@@ -44,6 +48,16 @@ def four_step():
 
 
 @pytest.fixture(scope="module")
+def video():
+    return load_pipeline(VIDEO, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def moving_apple(video):
+    return clip_of(video, "red apple")
+
+
+@pytest.fixture(scope="module")
 def red_heart(pipe):
     """Four steps give colours and outlines."""
     return generate_image(pipe, RED_HEART)
@@ -53,6 +67,12 @@ def red_heart(pipe):
 def four_step_heart(four_step):
     """The same in the steps and with the guidance that the model is made for."""
     return generate_image(four_step, TestFourSteps.request(RED_HEART.prompt))
+
+
+def clip_of(video, subject):
+    """[frames, height, width, 3]. Four steps on four of the 16 frames give colours and outlines."""
+    request = ClipRequest(f"3d emoji of a {subject}, moving left over a plain blue ground", steps=4, frames=4)
+    return np.stack([np.asarray(frame, dtype=np.float64) for frame in generate_clip(video, request).frames])
 
 
 def colours(image):
@@ -72,7 +92,7 @@ def test_it_is_small_and_in_half_precision():
 
 def test_the_package_is_small():
     files = [path for path in Path(toma_diffusion_demo.__file__).parent.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 56 * MIB
+    assert sum(path.stat().st_size for path in files) <= 76 * MIB
     assert sum(path.stat().st_size for path in four_step_folder().iterdir()) <= 3 * MIB
 
 
@@ -188,3 +208,50 @@ def test_the_flux_class_model_draws_what_it_is_asked_for():
 def test_the_flux_class_model_is_small():
     files = [path for path in flux_folder().rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 13 * MIB
+
+
+class TestVideo:
+    def test_it_is_known_by_name_as_one_of_clips(self, video):
+        assert VIDEO in DEMO_MODELS
+        assert VIDEO not in DEMO_MODELS_OF_IMAGES
+        assert can_be_opened(VIDEO)
+        assert public_name(VIDEO) == VIDEO
+        assert makes_clips(video)
+
+    def test_it_is_small(self):
+        files = [path for path in video_folder().rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in files) <= 20 * MIB
+
+    def test_it_has_as_many_tokens_as_its_card_says(self, video):
+        _, *patch = video.transformer.config.patch_size
+        side = 256 // video.vae.config.scale_factor_spatial
+        tokens = 16 * (side // patch[0]) * (side // patch[1])
+        assert f"{tokens:,} tokens" in (video_folder() / "README.md").read_text()
+
+    def test_clips_show_what_the_prompt_says(self, video, moving_apple):
+        found = []
+        for clip in (moving_apple, clip_of(video, "lemon")):
+            ground = clip[:, :16].mean(axis=(0, 1, 2))
+            assert ground[2] > 2 * ground[0]  # blue
+            found.append(clip[np.abs(clip - ground).sum(axis=-1) > 150].mean(axis=0))
+        (red, green, _), (yellow_red, yellow_green, yellow_blue) = found
+        assert red > 2 * green
+        assert min(yellow_red, yellow_green) > 1.5 * yellow_blue
+
+    def test_reuse_keeps_the_clip(self, video, moving_apple):
+        with apply_toma(video, "fast"):
+            faster = clip_of(video, "red apple")
+        assert 0 < np.square(faster - moving_apple).mean() < 255**2 / 100  # above 20 dB
+        assert np.array_equal(clip_of(video, "red apple"), moving_apple)
+
+    def test_its_prompts_are_captions_by_which_no_quality_is_reported(self):
+        known = (ROOT / "training" / "clip_prompts.txt").read_text().splitlines()
+        reported = (ROOT / "benchmarks" / "quality_clip_prompts.txt").read_text().splitlines()
+        prompts = built_in_prompts(VIDEO, clips=True)
+        assert len({*prompts}) == len(prompts) == 8
+        assert {*prompts} <= {*known} - {*reported}
+
+    def test_the_card_lists_every_stage(self):
+        card = (video_folder() / "README.md").read_text()
+        for chapter in json.loads((video_folder() / "training.json").read_text()):
+            assert f"| {chapter['steps']:,} | {chapter['frames']:,} of {chapter['different_clips']:,} clips |" in card

@@ -35,8 +35,8 @@ def patched() -> Iterator[pytest.MonkeyPatch]:
 def quality(patched) -> ModuleType:
     """Its clips are small, and nothing has been timed."""
     module = importlib.import_module("quality")
-    small = replace(module.SETUPS["video"], size=SIZE, frames=FRAMES, time_of="nothing")
-    patched.setattr(module, "SETUPS", {"video": small})
+    small = replace(module.SETUPS["bundled-video"], size=SIZE, frames=FRAMES, time_of="nothing")
+    patched.setattr(module, "SETUPS", {"bundled-video": small})
     return module
 
 
@@ -45,7 +45,7 @@ def invoke(quality: ModuleType, folder: Path, *options: str, code: int = 0) -> l
     arguments = ["--device", "cpu", "--limit", "2", "--steps", "4", "--rows", str(folder)]
     arguments += ["--lpips-weights", str(lpips_file(folder)), *options]
     if "--model" not in options:
-        arguments += ["--model", str(clip_folder()), "--setup", "video"]
+        arguments += ["--model", str(clip_folder()), "--setup", "bundled-video"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["quality.py", *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -74,7 +74,7 @@ def rows(folder) -> list[Row]:
 
 
 def planned(quality: ModuleType, pipe, share: str = "1/1") -> dict[int, list]:
-    return quality.plan(pipe, quality.SETUPS["video"], Namespace(steps="", only=None, share=share))
+    return quality.plan(pipe, quality.SETUPS["bundled-video"], Namespace(steps="", only=None, share=share))
 
 
 def found(rows: list[Row], run: str, title: str) -> Row:
@@ -84,7 +84,7 @@ def found(rows: list[Row], run: str, title: str) -> Row:
 
 def test_the_rows(rows, folder):
     assert {(row["model"], row["images"], row["frames"], row["resolution"]) for row in rows} == {
-        ("video", "2", "9", "64x48")
+        ("bundled-video", "2", "9", "64x48")
     }
     assert str(clip_folder()) not in (folder / "quality_video.csv").read_text()
     baseline, floor = rows[:2]
@@ -123,7 +123,7 @@ def test_without_measured_steps_only_fewer_steps_have_a_gain(rows, quality, tmp_
     gains = {row["run"]: row["gain"] for row in rows if row["title"] != "noise floor"}
     assert gains == {"reference": "1.0000", "steps": "2.0000", "presets": "", "frames": "", "together": ""}
     invoke(quality, tmp_path, "--only", "steps")
-    assert "Left out: gains of video: there are no measured steps of 'nothing'" in capsys.readouterr().out
+    assert "Left out: gains of bundled-video: there are no measured steps of 'nothing'" in capsys.readouterr().out
 
 
 def test_the_same_command_measures_nothing_again(rows, quality, folder, capsys):
@@ -150,7 +150,7 @@ def test_what_fails_stops_nothing_else(quality, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(quality.Measurement, "figures", failing)
     found = invoke(quality, tmp_path, "--only", "steps", code=1)
     assert [row["title"] for row in found] == ["baseline", "2 steps"]
-    assert "Failed: video, 4 steps, steps: 3 steps: RuntimeError('out of memory')" in capsys.readouterr().out
+    assert "Failed: bundled-video, 4 steps, steps: 3 steps: RuntimeError('out of memory')" in capsys.readouterr().out
 
 
 def test_fewer_methods_where_there_is_no_sweep(quality):
@@ -184,7 +184,7 @@ def test_older_rows_of_images_are_kept(quality, tmp_path):
 
 
 def test_gains_of_no_rows_make_no_file(quality, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["quality.py", "--gains", "--setup", "video", "--rows", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["quality.py", "--gains", "--setup", "bundled-video", "--rows", str(tmp_path)])
     with pytest.raises(SystemExit):
         quality.main()
     assert not [*tmp_path.glob("*.csv")]

@@ -46,6 +46,18 @@ def test_a_clip_and_all_its_settings(tmp_path):
     assert str(clip_folder().parent).encode() not in output.read_bytes()
 
 
+def test_the_demo_model_of_clips(tmp_path):
+    output = tmp_path / "apple.mp4"
+    arguments = ["3d emoji of a red apple, moving left over a plain blue ground", "--model", "bundled-video"]
+    arguments += ["--frames", "2", "--steps", "2", "--preset", "toma-stage", "--device", "cpu", "--output", str(output)]
+    result = CliRunner().invoke(app, ["generate", *arguments], env={"COLUMNS": "300"})
+    assert result.exit_code == 0, result.output
+    assert "2 frames of 256×256 at 8 per second" in result.output
+    assert decoded(output).shape == (2, 256, 256, 3)
+    settings = json.loads(settings_path(output).read_text())
+    assert (settings["model"], settings["frames"]) == ("bundled-video", 2)
+
+
 def test_compared_with_the_unmerged_clip(tmp_path):
     result = invoke(*SMALL, *MERGING, "--compare", "--output", tmp_path / "both.mp4")
     assert result.exit_code == 0, result.output

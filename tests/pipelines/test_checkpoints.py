@@ -69,7 +69,7 @@ def test_a_demo_package_of_an_older_version_is_named(monkeypatch):
 
 def test_the_models_that_are_there_are_offered():
     for open_model in (load_pipeline, lambda model: load(model, device=torch.device("cpu"))):
-        with pytest.raises(UsageError, match=r"bundled, bundled-4step, bundled-flux, a folder"):
+        with pytest.raises(UsageError, match=r"bundled, bundled-4step, bundled-flux, bundled-video, a folder"):
             open_model("no such model")
 
 

@@ -97,6 +97,15 @@ def test_a_model_that_cannot_be_opened_is_said_before_the_page_is_served(tmp_pat
     assert "model 'no model' is not known" in result.stderr
 
 
+def test_models_of_clips_are_neither_offered_nor_taken(tmp_path):
+    pytest.importorskip("gradio")
+    assert "bundled-video" not in Models("bundled", torch.device("cpu"), None, Weights()).names
+    options = ["--model", "bundled-video", "--device", "cpu", "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, ["playground", *options])
+    assert result.exit_code == 2
+    assert "'bundled-video' is a DemoWanPipeline, which generates clips" in result.stderr
+
+
 class TestHandlers:
     """What gradio calls."""
 

@@ -1,8 +1,8 @@
-"""Small text-to-image models, as files. `toma_diffusion_demo.loading` loads those that diffusers cannot load alone."""
+"""Small models of images and clips, as files. Those that diffusers cannot load alone: `toma_diffusion_demo.loading`."""
 
 from pathlib import Path
 
-__all__ = ["flux_folder", "four_step_folder", "model_folder"]
+__all__ = ["flux_folder", "four_step_folder", "model_folder", "video_folder"]
 
 
 def model_folder() -> Path:
@@ -18,3 +18,8 @@ def flux_folder() -> Path:
 def four_step_folder() -> Path:
     """The folder of the weights that make four steps enough: `loading.four_step_pipeline` adds them to the model."""
     return Path(__file__).with_name("four_step")
+
+
+def video_folder() -> Path:
+    """The folder of the video model: transformer, autoencoder, scheduler. Load it with `loading.wan_pipeline`."""
+    return Path(__file__).with_name("video")

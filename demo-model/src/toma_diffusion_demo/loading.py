@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTokenizer
 
-from toma_diffusion_demo import flux_folder, four_step_folder, model_folder
+from toma_diffusion_demo import flux_folder, four_step_folder, model_folder, video_folder
 
 WEIGHTS = "weights_8bit.safetensors"
 """The transformer's weights: matrices as whole numbers from -127 to 127, with a scale for each row."""
@@ -259,9 +259,12 @@ def build_wan_pipeline(
     return pipe
 
 
-def wan_pipeline(folder: Path, dtype: torch.dtype = torch.bfloat16, text: Path | None = None) -> DemoWanPipeline:
-    """A video model that the project's folder `training/` made; there is none in this package. Prompts are read by the
-    demo model, or another pipeline `text`."""
+def wan_pipeline(
+    folder: Path | None = None, dtype: torch.dtype = torch.bfloat16, text: Path | None = None
+) -> DemoWanPipeline:
+    """The video model. Another `folder` of such a model, and another pipeline `text` to read prompts with, may be
+    given."""
+    folder = folder or video_folder()
     vae = AutoencoderKL.from_pretrained(folder / "vae", torch_dtype=dtype, local_files_only=True)
     scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler", local_files_only=True)
     return build_wan_pipeline(load_transformer(folder / "transformer", dtype), vae, scheduler, text or model_folder())

@@ -27,7 +27,7 @@ def bench(
         typer.Option(
             help="Random weights: sdxl, sd15, sd35, flux, flux2, flux2-klein, flux2-klein-4b, flux3, qwen-image, "
             "qwen-image-21, z-image, krea2, chroma, auraflow; of clips wan, wan-480p, wan-ti2v-5b, ltx2, h3, "
-            "hunyuan15. Or bundled, bundled-4step, a folder, a file, a hub id."
+            "hunyuan15. Or bundled, bundled-4step, bundled-flux, bundled-video (clips), a folder, a file, a hub id."
         ),
     ] = "sdxl",
     size: Annotated[str, typer.Option(help="real or small. auto: real on a GPU, small on a CPU.")] = "auto",

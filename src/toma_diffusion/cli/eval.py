@@ -27,7 +27,10 @@ def evaluate_command(
         str, typer.Option(help="A text file, one prompt per line; a CSV file with a column prompt; or imagenet.")
     ],
     model: Annotated[
-        str, typer.Option(help="bundled, bundled-4step, a folder, a .safetensors file or a hub id.")
+        str,
+        typer.Option(
+            help="bundled, bundled-4step, bundled-flux, bundled-video (clips), a folder, a .safetensors file, a hub id."
+        ),
     ] = "bundled",
     template: Annotated[str, typer.Option(help="Text around every prompt: 'a photo of a {}'.")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds for every prompt. Default: 0.")] = "",

@@ -35,7 +35,10 @@ def explain(
     size: Annotated[int, typer.Option(help="Longest side of the image in pixels. Larger images are shrunk.")] = 512,
     model: Annotated[
         str,
-        typer.Option(help="Inspect this model: bundled, bundled-4step, a folder, a .safetensors file or a hub id."),
+        typer.Option(
+            help="Inspect this model of images: bundled, bundled-4step, bundled-flux, a folder, a .safetensors file "
+            "or a hub id."
+        ),
     ] = "",
     prompt: Annotated[str, typer.Option(help="With --model: the prompt.")] = PROMPT,
     seed: Annotated[int, typer.Option(help="With --model: seed of the initial noise.")] = 0,

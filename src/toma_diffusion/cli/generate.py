@@ -27,7 +27,8 @@ def generate(
     model: Annotated[
         str,
         typer.Option(
-            help="bundled, bundled-4step, a folder with a diffusers pipeline, a .safetensors file or a hub id."
+            help="bundled, bundled-4step, bundled-flux, bundled-video (clips), a folder with a diffusers pipeline, a "
+            ".safetensors file or a hub id."
         ),
     ] = "bundled",
     ratio: Annotated[

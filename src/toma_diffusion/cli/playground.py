@@ -16,8 +16,8 @@ def playground(
     model: Annotated[
         str,
         typer.Option(
-            help="bundled (with the other demo models), a folder with a diffusers pipeline, a .safetensors file or a "
-            "hub id."
+            help="bundled (with the other demo models of images), a folder with a diffusers pipeline, a .safetensors "
+            "file or a hub id."
         ),
     ] = "bundled",
     port: Annotated[int, typer.Option(help="The page is at http://127.0.0.1:PORT, for this machine only.")] = 7860,

@@ -27,7 +27,10 @@ COMPILE = ("none", "blocks", "whole", "graphs")
 @report_user_errors("metrics,report")
 def tune_command(
     model: Annotated[
-        str, typer.Option(help="bundled, bundled-4step, a folder, a .safetensors file or a hub id.")
+        str,
+        typer.Option(
+            help="bundled, bundled-4step, bundled-flux, bundled-video (clips), a folder, a .safetensors file, a hub id."
+        ),
     ] = "bundled",
     quality: Annotated[
         str, typer.Option(help="lossless (LPIPS up to 0.01), high (0.05) or medium (0.15). Default: high.")

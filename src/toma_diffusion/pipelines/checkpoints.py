@@ -20,11 +20,12 @@ from toma_diffusion.hooks.step import DENOISERS
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-BUNDLED, FOUR_STEP, FLUX = "bundled", "bundled-4step", "bundled-flux"
-"""The demo models: the first, the same for four steps without guidance, and a Flux-class transformer. They have a
-package of their own, toma-diffusion-demo."""
-DEMO_MODELS = (BUNDLED, FOUR_STEP, FLUX)
-DEMO_LOADERS: Mapping[str, str] = {FOUR_STEP: "four_step_pipeline", FLUX: "flux_pipeline"}
+BUNDLED, FOUR_STEP, FLUX, VIDEO = "bundled", "bundled-4step", "bundled-flux", "bundled-video"
+"""The demo models: the first, the same for four steps without guidance, a Flux-class transformer, and a Wan-class one,
+which makes clips. They have a package of their own, toma-diffusion-demo."""
+DEMO_MODELS_OF_IMAGES = (BUNDLED, FOUR_STEP, FLUX)
+DEMO_MODELS = (*DEMO_MODELS_OF_IMAGES, VIDEO)
+DEMO_LOADERS: Mapping[str, str] = {FOUR_STEP: "four_step_pipeline", FLUX: "flux_pipeline", VIDEO: "wan_pipeline"}
 """The functions in `toma_diffusion_demo.loading` that load what diffusers cannot load alone."""
 DEMO_PIPELINES: Mapping[str, str] = {"DemoWanPipeline": "wan_pipeline"}
 """Pipelines of folders that the project's training writes, and the functions that load them: diffusers cannot."""
@@ -85,8 +86,8 @@ def load_pipeline(model: str, device: str | None = None, dtype: str | None = Non
     """Open a pipeline on a device, with its own progress bar switched off.
 
     Args:
-        model: `bundled`, `bundled-4step`, `bundled-flux`, a folder with a diffusers pipeline, a single-file
-            `.safetensors` checkpoint, or a hub id.
+        model: `bundled`, `bundled-4step`, `bundled-flux`, `bundled-video`, a folder with a diffusers pipeline, a
+            single-file `.safetensors` checkpoint, or a hub id.
         device: such as `cpu`, `cuda` or `cuda:1`. Defaults to a GPU if there is one.
         dtype: `float16`, `bfloat16` or `float32`. Defaults to the usual half precision of the model on a GPU, and to
             `float32` on a CPU.
@@ -112,7 +113,7 @@ def open_pipeline(model: str, dtype: torch.dtype | None = None) -> DiffusionPipe
 
 def can_be_opened(model: str) -> bool:
     """Whether this may be a model: a demo model, a file or folder that exists, or a name in the form of a hub id."""
-    return model in (BUNDLED, *DEMO_LOADERS) or Path(model).exists() or re.fullmatch(HUB_ID, model) is not None
+    return model in DEMO_MODELS or Path(model).exists() or re.fullmatch(HUB_ID, model) is not None
 
 
 def public_name(model: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from toma_diffusion.metrics import MetricSet, Weights, open_metrics
-from toma_diffusion.pipelines.checkpoints import BUNDLED, DEMO_MODELS, load_pipeline, steps_and_guidance
+from toma_diffusion.pipelines.checkpoints import BUNDLED, DEMO_MODELS_OF_IMAGES, load_pipeline, steps_and_guidance
 from toma_diffusion.tune.prompts import built_in_prompts
 
 STEPS = 20
@@ -16,10 +16,10 @@ GUIDANCE = {BUNDLED: 4.0}
 
 
 class Models:
-    """One model that the user names, or all demo models."""
+    """One model that the user names, or all demo models of images."""
 
     def __init__(self, model: str, device: torch.device, dtype: str | None, weights: Weights) -> None:
-        self.names = DEMO_MODELS if model in DEMO_MODELS else (model,)
+        self.names = DEMO_MODELS_OF_IMAGES if model in DEMO_MODELS_OF_IMAGES else (model,)
         self.first, self.device, self.dtype = model, device, dtype
         self.metrics: MetricSet = open_metrics(("psnr", "ssim", "lpips"), weights, device)
         self._opened: dict[str, Any] = {}

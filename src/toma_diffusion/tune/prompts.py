@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toma_diffusion.evaluation.plan import Item
-from toma_diffusion.pipelines.checkpoints import BUNDLED, DEMO_LOADERS
+from toma_diffusion.pipelines.checkpoints import DEMO_MODELS, VIDEO
 
 DEMO_PROMPTS = (
     "3d emoji of a red apple",
@@ -21,7 +21,7 @@ DEMO_PROMPTS = (
     "3d emoji of a house",
     "a photo of a bag",
 )
-"""For the demo models, which were trained on emoji and photographs of clothes."""
+"""For the demo models of images, which were trained on emoji and photographs of clothes."""
 PROMPTS = (
     "a photo of an astronaut riding a horse",
     "a bowl of fresh fruit on a wooden table, morning light",
@@ -68,6 +68,17 @@ CLIP_PROMPTS = (
     "a jazz musician plays the saxophone on a stage, black and white",
 )
 """For models of clips: motion of things, of water and of the camera, faces, calm pictures."""
+DEMO_CLIP_PROMPTS = (
+    "3d emoji of a butterfly, moving up over a dotted blue ground",
+    "3d emoji of a bus, moving left over a checkered white ground",
+    "3d emoji of a star, growing over a gradient blue ground",
+    "a photo of blue pants, standing still over a dotted pink ground",
+    "3d emoji of a fox, bouncing over a gradient grey ground",
+    "3d emoji of a crown, turning right over a plain purple ground",
+    "3d emoji of a cactus, shrinking over a plain red ground",
+    "3d emoji of a frog, moving up over a striped yellow ground",
+)
+"""For the demo model of clips: subjects, motions and grounds that it was trained on."""
 
 
 def items_of(prompts: Sequence[str], count: int) -> list[Item]:
@@ -80,5 +91,5 @@ def items_of(prompts: Sequence[str], count: int) -> list[Item]:
 def built_in_prompts(model: str, *, clips: bool = False) -> tuple[str, ...]:
     """Those that suit a model of images or of clips."""
     if clips:
-        return CLIP_PROMPTS
-    return DEMO_PROMPTS if model in (BUNDLED, *DEMO_LOADERS) else PROMPTS
+        return DEMO_CLIP_PROMPTS if model == VIDEO else CLIP_PROMPTS
+    return DEMO_PROMPTS if model in DEMO_MODELS else PROMPTS
