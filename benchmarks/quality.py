@@ -428,8 +428,8 @@ class Measurement:
         """Of one variant: metrics, the share of skipped steps, seconds for an image (the first of their kind, with
         whatever has to be compiled)."""
         steps = self.requests[0].steps
-        requests = [replace(each, steps=variant.steps_of(steps)) for each in self.requests]
-        ready = fitted(self.pipe, variant, requests[0])
+        requests = [replace(each, steps=variant.requested_steps(steps)) for each in self.requests]
+        ready = fitted(self.pipe, variant, requests[0], steps)
         batch = 1 if mixes_images(find_denoiser(self.pipe), variant) else self.batch
         images: list[Tensor] = []
         started = time.perf_counter()
@@ -487,13 +487,13 @@ def _merges(method: str, field: str) -> bool:
     return named_config(spec.preset, dict(spec.overrides)).shows_ratio and config_class(spec.preset).knows(field)
 
 
-def variants_at(part: Part, model: Any, at: Conditions, changes: str) -> tuple[list[Variant], list[str]]:
-    """The variants of a part, and a reason for each that is not possible on this model."""
+def variants_at(part: Part, pipe: Any, at: Conditions, changes: str) -> tuple[list[Variant], list[str]]:
+    """The variants of a part, and a reason for each that is not possible on this pipeline."""
     variants: dict[Variant, None] = {}
     left_out = []
     for text in methods_of(part, at, changes):
         try:
-            variants |= dict.fromkeys(variants_of(model, [VariantSpec.parse(text)], part.ratios))
+            variants |= dict.fromkeys(variants_of(pipe, [VariantSpec.parse(text)], part.ratios))
         except UsageError as error:
             left_out.append(f"{text}: {error}")
     return list(variants), left_out
@@ -610,7 +610,7 @@ def plan(pipe: Any, setup: Setup, options: argparse.Namespace) -> dict[int, Want
                 variants, left_out = [], [f"a {type(pipe).__name__} has no such part."]
             else:
                 is_due = sweeps or parts[run].at_all_steps
-                variants, left_out = variants_at(parts[run], model, at, setup.changes) if is_due else ([], [])
+                variants, left_out = variants_at(parts[run], pipe, at, setup.changes) if is_due else ([], [])
             found += [(run, variant) for variant in variants]
             for reason in left_out:
                 if reason not in said:

@@ -105,7 +105,7 @@ class TestNotForApplyToma:
 
     def test_a_cache(self, pipe, written):
         cache = {"name": "deepcache", "settings": {"interval": 3}}
-        with pytest.raises(UsageError, match=r"a cache, deepcache \(interval=3\).*toma generate --config"):
+        with pytest.raises(UsageError, match=r"has deepcache \(interval=3\).*toma generate --config"):
             apply_toma(pipe, written(None, [cache], "deepcache"))
 
     def test_nothing(self, pipe, written):

@@ -18,7 +18,7 @@ from toma_diffusion.methods import config_class
 FORMAT = 1
 SUFFIX = ".json"
 FEWER_STEPS = "steps"
-"""The shortcut that takes fewer steps. The others are caches."""
+"""The shortcut that takes fewer steps. The others are caches, other solvers, or lists of timesteps."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Tuned:
     config: Config | None = None
     """What `apply_toma` applies."""
     shortcuts: tuple[Mapping[str, Any], ...] = ()
-    """Fewer steps and caches, by name and settings."""
+    """Fewer steps, caches and the like, by name and settings."""
     measured: Mapping[str, Any] = field(default_factory=dict)
     clip: ClipSize | None = None
     """None: it was found for images."""
@@ -131,12 +131,12 @@ class Tuned:
 
     def applicable(self) -> Config:
         """What `apply_toma` can apply. Raises `UsageError`, which says what to do instead, if that is not all of it."""
-        caches = [each for each in self.shortcuts if each["name"] != FEWER_STEPS]
-        if caches:
-            settings = ", ".join(f"{name}={value!r}" for name, value in caches[0]["settings"].items())
+        others = [each for each in self.shortcuts if each["name"] != FEWER_STEPS]
+        if others:
+            settings = ", ".join(f"{name}={value!r}" for name, value in others[0]["settings"].items())
             raise UsageError(
-                f"the setting is a cache, {caches[0]['name']} ({settings}), which apply_toma cannot switch on: use "
-                "`toma generate --config`, or the cache's own call (docs/tune.md)."
+                f"the setting has {others[0]['name']} ({settings}), which apply_toma cannot switch on: use "
+                "`toma generate --config`, or diffusers' own call (docs/tune.md)."
             )
         if self.config is None and self.shortcuts:
             raise UsageError(

@@ -23,6 +23,7 @@ OF_TRANSFORMERS = (
     "magcache:threshold=0.5;retention_ratio=0.2",
 )
 OF_UNETS = ("deepcache:interval=3", "deepcache:interval=2;branch=1")
+OF_ANY_MODEL = ("steps:14", "timesteps:computed=(0,1,2,4,7)")
 CASES = [
     *((flux_pipeline, text) for text in OF_TRANSFORMERS),
     *((sdxl_pipeline, text) for text in OF_UNETS),
@@ -95,7 +96,7 @@ def test_fewer_steps():
         shortcut.steps_of(14)
 
 
-@pytest.mark.parametrize("text", ["steps:14", *OF_TRANSFORMERS, *OF_UNETS])
+@pytest.mark.parametrize("text", [*OF_ANY_MODEL, *OF_TRANSFORMERS, *OF_UNETS])
 def test_text_and_dictionary_come_back(text):
     shortcut = parse_shortcut(text)
     assert shortcut.text == text
@@ -104,7 +105,7 @@ def test_text_and_dictionary_come_back(text):
 
 
 def test_every_kind_is_tried_here():
-    assert {text.partition(":")[0] for text in ("steps:14", *OF_TRANSFORMERS, *OF_UNETS)} == set(SHORTCUTS)
+    assert {text.partition(":")[0] for text in (*OF_ANY_MODEL, *OF_TRANSFORMERS, *OF_UNETS)} == set(SHORTCUTS)
 
 
 class TestMistakes:

@@ -10,8 +10,7 @@ from toma_diffusion.bench.bounds import FLOOR, LOWER_BOUND, bounds_of
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.cells import Cell, MethodSpec, cells_of
 from toma_diffusion.experiments.parsing import Resolution
-from toma_diffusion.experiments.shortcuts import FewerSteps, Shortcut
-from toma_diffusion.experiments.shortcuts.deepcache import DeepCache
+from toma_diffusion.experiments.shortcuts import Shortcut
 
 MODES = ("eager", "compiled", "graph")
 COMPILES = ("none", "block", "whole", "graphs")
@@ -116,12 +115,14 @@ class Scenario:
     def __post_init__(self) -> None:
         for shortcut in self.shortcuts:
             shortcut.steps_of(self.steps)  # raises if it is not fewer
-            if isinstance(shortcut, DeepCache):
+            if shortcut.needs_pipeline:
+                left = shortcut.steps_of(self.steps)
+                same = "benchmarks/bench_deepcache.py times its steps" if shortcut.is_cache else f"time steps:{left}"
                 raise UsageError(
-                    f"method {shortcut.text!r} reads the step from a pipeline, which there is none of here: compare it "
-                    "with `toma eval`; benchmarks/bench_deepcache.py times its steps."
+                    f"method {shortcut.text!r} needs a pipeline, which there is none of here: compare it with "
+                    f"`toma eval`; {same}."
                 )
-            if "graph" in self.modes and not isinstance(shortcut, FewerSteps):
+            if "graph" in self.modes and shortcut.is_cache:
                 raise UsageError(
                     f"method {shortcut.text!r} decides in every step what to run, which mode 'graph' cannot follow: "
                     "use --modes eager,compiled."

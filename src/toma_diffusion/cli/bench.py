@@ -80,7 +80,7 @@ def bench(
     from toma_diffusion.experiments.cells import MethodSpec
     from toma_diffusion.experiments.facts import gather_facts
     from toma_diffusion.experiments.parsing import Resolution, numbers, split_list
-    from toma_diffusion.experiments.shortcuts import FewerSteps, parse_shortcut, shortcut_class
+    from toma_diffusion.experiments.shortcuts import parse_shortcut, shortcut_class
     from toma_diffusion.files import check_writable
 
     console = Console()
@@ -88,7 +88,7 @@ def bench(
     texts = split_list(methods)
     shortcuts = tuple(parse_shortcut(text) for text in texts if shortcut_class(text) is not None)
     parsed_methods = tuple(MethodSpec.parse(text) for text in texts if shortcut_class(text) is None)
-    caches = [shortcut for shortcut in shortcuts if not isinstance(shortcut, FewerSteps)]
+    caches = [shortcut for shortcut in shortcuts if shortcut.is_cache]
     parsed_modes = _modes(split_list(modes), where, compile, cache is not None or bool(caches))
     if pipeline and model in MODELS:
         check_surroundings(model)

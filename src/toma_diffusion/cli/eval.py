@@ -130,7 +130,7 @@ def evaluate_command(
     denoiser = find_denoiser(pipe)
     if time_of:
         StepCosts.load(time_of)  # raises if there are none
-    variants = _variants(denoiser, methods, ratios, paper, console)
+    variants = _variants(pipe, methods, ratios, paper, console)
     for variant in variants:
         if batch > 1 and mixes_images(denoiser, variant):
             raise UsageError(
@@ -194,8 +194,9 @@ def _items(source: str, template: str, seeds: str, protocol: str) -> tuple[tuple
     return paper_protocol(source, prompts)
 
 
-def _variants(denoiser: Any, methods: str, ratios: str, paper: str, console: Console) -> list[Variant]:
+def _variants(pipe: Any, methods: str, ratios: str, paper: str, console: Console) -> list[Variant]:
     """The baseline, the noise floor, and the requested methods."""
+    from toma_diffusion.api import find_denoiser
     from toma_diffusion.evaluation.variants import UNMERGED, VariantSpec, paper_variants, variants_of
     from toma_diffusion.experiments.parsing import numbers, split_list
 
@@ -203,11 +204,11 @@ def _variants(denoiser: Any, methods: str, ratios: str, paper: str, console: Con
         parsed = [VariantSpec.parse(text) for text in split_list(methods or METHODS)]
         wanted = numbers("ratio", ratios or RATIOS, float)
         left_out = [reason for spec in parsed for reason in spec.impossible(wanted)]
-        variants = variants_of(denoiser, parsed, wanted)
+        variants = variants_of(pipe, parsed, wanted)
     elif methods or ratios:
         raise UsageError(f"--paper {paper} sets methods and ratios: leave --methods and --ratios out.")
     else:
-        variants, left_out = paper_variants(denoiser, paper)
+        variants, left_out = paper_variants(find_denoiser(pipe), paper)
     _print_left_out(console, left_out)
     return [*UNMERGED, *variants]
 

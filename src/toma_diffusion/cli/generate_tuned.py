@@ -47,8 +47,11 @@ def generate_tuned(
 
     for model in find_denoisers(pipe):
         tuned.check_model(model)
-    own = replace(request, steps=tuned.steps_left)
-    variant = fitted(pipe, from_file(tuned), own)
+    found = from_file(tuned)
+    for shortcut in found.shortcuts:
+        shortcut.check_on(pipe)
+    own = replace(request, steps=found.requested_steps(tuned.num_steps))
+    variant = fitted(pipe, found, own, tuned.num_steps)
     for sentence in in_sentences(variant, tuned.num_steps):
         console.print(sentence, highlight=False, soft_wrap=True)
     with applied(pipe, variant, tuned.num_steps):

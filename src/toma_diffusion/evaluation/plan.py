@@ -98,7 +98,7 @@ class Variant:
         if self.config is not None:
             return f"{self.config.ratio:g}" if self.config.shows_ratio else ""
         if len(self.shortcuts) == 1:
-            return str(self.shortcuts[0].settings.get(self.shortcuts[0].knob, ""))
+            return self.shortcuts[0].point
         return ""
 
     @property
@@ -121,6 +121,12 @@ class Variant:
         """How many it takes, of the run's steps."""
         for shortcut in self.shortcuts:
             steps = shortcut.steps_of(steps)
+        return steps
+
+    def requested_steps(self, steps: int) -> int:
+        """How many the pipeline is asked for."""
+        for shortcut in self.shortcuts:
+            steps = shortcut.requested_steps(steps)
         return steps
 
     def to_dict(self) -> dict[str, Any]:

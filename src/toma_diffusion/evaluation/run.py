@@ -16,7 +16,6 @@ from toma_diffusion.api import apply_toma, find_denoiser
 from toma_diffusion.evaluation.folder import RunFolder, Scores
 from toma_diffusion.evaluation.plan import NOISE_FLOOR, Item, Variant
 from toma_diffusion.evaluation.table import COLUMNS, SECONDS, SKIPPED, rows_of
-from toma_diffusion.experiments.shortcuts import FewerSteps
 from toma_diffusion.experiments.shortcuts.skipped import SkippedSteps
 from toma_diffusion.metrics import ClipMetric, ClipSample, ImageMetric, MetricSet, Sample, UnavailableError
 from toma_diffusion.pipelines.clips import generate, read_clip, settings_of, write_lossless
@@ -95,13 +94,13 @@ class _Work:
         if variant in self.fitted:
             return
         requests = self._requests(variant, batch)
-        self.fitted[variant] = fitted(self.pipe, variant, requests[0])
+        self.fitted[variant] = fitted(self.pipe, variant, requests[0], self.folder.plan.steps)
         with applied(self.pipe, self.fitted[variant], self.folder.plan.steps):
             warm_up(self.pipe, requests)
 
     def _generate(self, variant: Variant, batch: Sequence[Item]) -> None:
         requests = self._requests(variant, batch)
-        caches = any(not isinstance(shortcut, FewerSteps) for shortcut in variant.shortcuts)
+        caches = any(shortcut.is_cache for shortcut in variant.shortcuts)
         counting = SkippedSteps(find_denoiser(self.pipe)) if caches else nullcontext()
         with counting, applied(self.pipe, self.fitted[variant], self.folder.plan.steps):
             started = perf_counter()
@@ -121,7 +120,7 @@ class _Work:
 
     def _requests(self, variant: Variant, batch: Sequence[Item]) -> list[ImageRequest]:
         plan = self.folder.plan
-        return [plan.request(item, variant.steps_of(plan.steps), self.image) for item in batch]
+        return [plan.request(item, variant.requested_steps(plan.steps), self.image) for item in batch]
 
     def score(self) -> None:
         """Score all images that lack one of these metrics, or have it from other weights."""
@@ -249,9 +248,19 @@ def applied(pipe: Any, variant: Variant, steps: int) -> Iterator[ToMAHandle | No
         yield None if variant.config is None else stack.enter_context(apply_toma(pipe, variant.config))
 
 
-def fitted(pipe: Any, variant: Variant, request: ImageRequest) -> Variant:
-    """The variant with what its shortcuts have to measure on the model first, by generating an image."""
-    shortcuts = tuple(
-        shortcut.fitted(pipe, lambda: generate(pipe, [request]), request.steps) for shortcut in variant.shortcuts
-    )
+def fitted(pipe: Any, variant: Variant, request: ImageRequest, steps: int) -> Variant:
+    """The variant with what its shortcuts have to measure on the model first, by generating an image.
+
+    Args:
+        request: what the pipeline is asked for.
+        steps: of the run, with nothing saved.
+    """
+    left = variant.steps_of(steps)
+    with ExitStack() as stack:
+        for shortcut in variant.shortcuts:
+            if not shortcut.is_cache:  # a cache is fitted to the steps that are taken
+                stack.enter_context(shortcut.applied(pipe, left))
+        shortcuts = tuple(
+            shortcut.fitted(pipe, lambda: generate(pipe, [request]), left) for shortcut in variant.shortcuts
+        )
     return replace(variant, shortcuts=shortcuts)

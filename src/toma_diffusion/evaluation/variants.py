@@ -9,10 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 from toma_diffusion.adapters import find_adapter
+from toma_diffusion.api import find_denoiser
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import BASELINE, NOISE_FLOOR, Variant
 from toma_diffusion.experiments.cells import MethodSpec, cells_of
-from toma_diffusion.experiments.shortcuts import FewerSteps, Shortcut, parse_shortcut, shortcut_class
+from toma_diffusion.experiments.shortcuts import Shortcut, parse_shortcut, shortcut_class
 
 RATIOS = (0.25, 0.5, 0.75)
 UNMERGED = (Variant(BASELINE), Variant(NOISE_FLOOR))
@@ -78,11 +79,11 @@ class VariantSpec:
         is_shortcut = [shortcut_class(part) is not None for part in parts]
         merging = [MethodSpec.parse(part) for part, known in zip(parts, is_shortcut, strict=True) if not known]
         shortcuts = [parse_shortcut(part) for part, known in zip(parts, is_shortcut, strict=True) if known]
-        caches = [shortcut.name for shortcut in shortcuts if not isinstance(shortcut, FewerSteps)]
+        caches = [shortcut.name for shortcut in shortcuts if shortcut.is_cache]
         for several, what in (
             ([each.preset for each in merging], "methods of merging"),
             (caches, "caches"),
-            ([each.text for each in shortcuts if isinstance(each, FewerSteps)], "numbers of steps"),
+            ([each.text for each in shortcuts if not each.is_cache], "numbers of steps"),
         ):
             if len(several) > 1:
                 raise UsageError(f"method {text!r} has several {what}, {' and '.join(several)}: leave one.")
@@ -93,13 +94,17 @@ class VariantSpec:
         return [] if self.merging is None else self.merging.impossible(ratios)
 
 
-def variants_of(model: Any, specs: Iterable[VariantSpec], ratios: Iterable[float]) -> list[Variant]:
-    """One per method and ratio, with the settings that `apply_toma` uses for this model; one for shortcuts alone."""
-    ratios = list(ratios)
+def variants_of(pipe_or_model: Any, specs: Iterable[VariantSpec], ratios: Iterable[float]) -> list[Variant]:
+    """One per method and ratio, with the settings that `apply_toma` uses for this model; one for shortcuts alone.
+
+    Args:
+        pipe_or_model: a model alone does not tell whether shortcuts that need a pipeline are possible.
+    """
+    ratios, model = list(ratios), find_denoiser(pipe_or_model)
     found: dict[Variant, None] = {}
     for spec in specs:
         for shortcut in spec.shortcuts:
-            shortcut.check(model)
+            shortcut.check_on(pipe_or_model)
         if spec.merging is None:
             found[Variant(spec.shortcuts[0].name, shortcuts=spec.shortcuts)] = None
         else:

@@ -11,7 +11,7 @@ from toma_diffusion.api import apply_toma
 from toma_diffusion.config import Config, Reuse
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.parsing import parse_settings
-from toma_diffusion.experiments.shortcuts import FewerSteps, Shortcut
+from toma_diffusion.experiments.shortcuts import Shortcut
 from toma_diffusion.methods import METHODS, named_config
 
 COLUMNS_OF_THEIR_OWN = ("ratio", "scope", "assign")
@@ -81,7 +81,7 @@ class Cell:
     @property
     def is_cached(self) -> bool:
         """Whether a cache decides while the model runs what is computed."""
-        return self.shortcut is not None and not isinstance(self.shortcut, FewerSteps)
+        return self.shortcut is not None and self.shortcut.is_cache
 
     @property
     def settings(self) -> str:

@@ -18,7 +18,7 @@ from toma_diffusion.config import PRESETS, Config
 from toma_diffusion.config.reuse import PARTS
 from toma_diffusion.core.schedule import Schedule
 from toma_diffusion.errors import UsageError
-from toma_diffusion.experiments.shortcuts import FewerSteps, Shortcut
+from toma_diffusion.experiments.shortcuts import Shortcut
 from toma_diffusion.methods import method_of
 
 FILE = Path(__file__).with_name("step_costs.csv")
@@ -153,7 +153,7 @@ class StepCosts:
         if schedule is not None and schedule.corrects(left):
             reused = 0  # these steps are merged ones
         reusing = self._reused(config) if config is not None and reused else 1.0
-        caches = [shortcut for shortcut in shortcuts if not isinstance(shortcut, FewerSteps)]
+        caches = [shortcut for shortcut in shortcuts if shortcut.is_cache]
         skipped = skipped if caches else 0.0  # what reuses skips blocks too, and is counted above
         if caches and skipped and (0 < inside < left or reused):
             return None  # nobody knows whether the skipped steps are merged or reused ones

@@ -114,7 +114,7 @@ class Searches:
         request = request_of(prompts[0], 0, wish.steps, wish.guidance)
         pipe, methods = self.models.pipe(wish.model), tuple(split_list(wish.methods))
         if methods:  # raises now if one is wrong, and not after the map
-            open_candidates(find_denoiser(pipe), methods, request.steps)
+            open_candidates(pipe, methods, request.steps)
         return TunePlan(
             model=public_name(wish.model),
             model_class=type(find_denoiser(pipe)).__name__,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from toma_diffusion.evaluation.plan import Variant
-from toma_diffusion.experiments.shortcuts import FewerSteps
 from toma_diffusion.report.front import COLORS, MARKERS, Point, front
 from toma_diffusion.report.plots import INK, Key, Plot, drawn
 from toma_diffusion.tune.outcome import Outcome, Result, in_words
@@ -25,7 +24,7 @@ def kind_of(variant: Variant, steps: int) -> str:
     """Which of `KINDS` it is in generations of so many steps."""
     left = variant.steps_of(steps)
     own = [name for name, does in (("merging", merges), ("reuse", reuses)) if does(variant, left)]
-    others = ["fewer steps" if isinstance(each, FewerSteps) else "cache" for each in variant.shortcuts]
+    others = ["cache" if each.is_cache else "fewer steps" for each in variant.shortcuts]
     kinds = ([" and ".join(own)] if own else []) + others
     return kinds[0] if len(kinds) == 1 else "several together"
 

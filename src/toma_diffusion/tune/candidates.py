@@ -153,7 +153,7 @@ def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Can
         try:
             for variant in _parse(models[0], text, steps):
                 for shortcut in variant.shortcuts:
-                    shortcut.check_turns(models)
+                    shortcut.check_on(pipe_or_model)
                 does = done_by(variant, steps)  # raises if fewer steps are not fewer
                 if does not in done:
                     found.setdefault(variant.slug, variant)

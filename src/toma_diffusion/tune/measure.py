@@ -81,7 +81,7 @@ class Meter:
         request = self.request(variant, item)
         is_new = variant not in self._ready
         if is_new:  # always fitted by the same image, so that a resumed search gives the same
-            self._ready[variant] = fitted(self.pipe, variant, self.request(variant, plan.items[0]))
+            self._ready[variant] = fitted(self.pipe, variant, self.request(variant, plan.items[0]), plan.steps)
         with applied(self.pipe, self._ready[variant], plan.steps) as handle, self._compiled(handle):
             if is_new or plan.compile != NOT_COMPILED:
                 with warnings.catch_warnings():

@@ -69,7 +69,7 @@ class TunePlan:
 
     def request(self, variant: Variant, item: Item, image: Path | None = None) -> ImageRequest:
         """One image or clip. Where the image is that it begins with, the plan does not say: a path is private."""
-        steps = variant.steps_of(self.steps)
+        steps = variant.requested_steps(self.steps)
         common = (item.prompt, item.seed, steps, self.guidance, self.width, self.height)
         if not self.clips:
             return ImageRequest(*common)

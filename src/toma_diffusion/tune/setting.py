@@ -10,7 +10,7 @@ from PIL import Image
 
 from toma_diffusion.config import Config
 from toma_diffusion.evaluation.plan import BASELINE, Variant
-from toma_diffusion.experiments.shortcuts import FewerSteps, shortcut_from_dict
+from toma_diffusion.experiments.shortcuts import shortcut_from_dict
 from toma_diffusion.methods import method_of
 from toma_diffusion.methods.reuse import describe_reuse
 from toma_diffusion.pipelines.generation import read_settings
@@ -93,12 +93,7 @@ def in_sentences(variant: Variant, steps: int) -> list[str]:
         what = "everything below the first level is" if is_deep else "the transformer blocks are"
         sentences.append(f"In some steps {what} not computed: what that part changed in earlier steps is used again.")
         sentences += [_sentence(line) for line in describe_reuse(config.reuse, [])[:1]]
-    for shortcut in variant.shortcuts:
-        if isinstance(shortcut, FewerSteps):
-            sentences.append(f"{shortcut.steps} steps are taken in place of {steps}.")
-        else:
-            settings = ", ".join(f"{name}={value}" for name, value in shortcut.settings.items())
-            sentences.append(f"The cache {shortcut.name} is on ({settings}): it skips what changes little.")
+    sentences += [shortcut.sentence(steps) for shortcut in variant.shortcuts]
     return sentences or ["Nothing is changed: the model as it is."]
 
 

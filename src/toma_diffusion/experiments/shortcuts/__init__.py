@@ -12,10 +12,11 @@ from toma_diffusion.experiments.shortcuts.base import Shortcut
 from toma_diffusion.experiments.shortcuts.block_caches import FirstBlockCache, MagCache, TaylorSeer
 from toma_diffusion.experiments.shortcuts.deepcache import DeepCache
 from toma_diffusion.experiments.shortcuts.fewer_steps import FewerSteps
+from toma_diffusion.experiments.shortcuts.timesteps import Timesteps
 
 __all__ = ["SHORTCUTS", "FewerSteps", "Shortcut", "parse_shortcut", "shortcut_class", "shortcut_from_dict"]
 
-_KINDS: tuple[type[Shortcut], ...] = (FewerSteps, FirstBlockCache, TaylorSeer, MagCache, DeepCache)
+_KINDS: tuple[type[Shortcut], ...] = (FewerSteps, Timesteps, FirstBlockCache, TaylorSeer, MagCache, DeepCache)
 SHORTCUTS: Mapping[str, type[Shortcut]] = MappingProxyType({kind.name: kind for kind in _KINDS})
 """By the name that a user writes."""
 
@@ -34,6 +35,8 @@ def parse_shortcut(text: str) -> Shortcut:
     changes = text.strip().partition(":")[2].strip()
     if kind is FewerSteps and not changes:
         raise UsageError(f"method {text!r} does not say how many: write steps:14.")
+    if kind is Timesteps and not changes:
+        raise UsageError(f"method {text!r} does not say which: write timesteps:computed=(0,1,2,4,7).")
     if changes and "=" not in changes:
         return kind.from_settings({kind.knob: parse_value(changes)})
     return kind.from_settings(parse_settings(text, changes))

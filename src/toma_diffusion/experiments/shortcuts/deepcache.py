@@ -21,6 +21,7 @@ class DeepCache(Shortcut):
 
     name = "deepcache"
     knob = "interval"
+    needs_pipeline = True
 
     interval: int = 3
     """Higher is faster and loses more detail."""

@@ -19,6 +19,7 @@ class FewerSteps(Shortcut):
     """The same model, scheduler and noise, in fewer steps."""
 
     name = knob = "steps"
+    is_cache = False
 
     steps: int
 
@@ -55,6 +56,10 @@ class FewerSteps(Shortcut):
                 f"{self.text!r} is not fewer than the {steps} steps of the run: give fewer, or a run of more."
             )
         return self.steps
+
+    def sentence(self, steps: int) -> str:
+        """`14 steps are taken in place of 20.`"""
+        return f"{self.steps} steps are taken in place of {steps}."
 
     def check(self, model: nn.Module) -> None:
         """Any model can take fewer."""
