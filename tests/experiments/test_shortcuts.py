@@ -23,7 +23,11 @@ OF_TRANSFORMERS = (
     "magcache:threshold=0.5;retention_ratio=0.2",
 )
 OF_UNETS = ("deepcache:interval=3", "deepcache:interval=2;branch=1")
-OF_ANY_MODEL = ("steps:14", "timesteps:computed=(0,1,2,4,7)")
+OF_ANY_MODEL = (
+    "steps:14",
+    "timesteps:computed=(0,1,2,4,7)",
+    "solver:name=dpmpp-2m;steps=8;spacing=karras;computed=(0,1,2,4)",
+)
 CASES = [
     *((flux_pipeline, text) for text in OF_TRANSFORMERS),
     *((sdxl_pipeline, text) for text in OF_UNETS),

@@ -13,6 +13,7 @@ from diffusers import (
     PNDMScheduler,
     UniPCMultistepScheduler,
 )
+from gaussian_model import noise, solved
 from tiny_clips import FRAMES, SIZE, clip_pipeline
 from tiny_pipelines import (
     BETAS,
@@ -73,25 +74,9 @@ SCHEDULERS = {
 }
 
 
-def noise() -> torch.Tensor:
-    return torch.randn(1, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-
-def toy(sample, timestep):
+def toy(number, sample, timestep):
     """A denoiser: curved, and another one at every timestep."""
     return torch.sin(2 * sample + float(timestep) / 300) + 0.3 * sample
-
-
-def solved(scheduler, predict, steps=STEPS, **arguments):
-    """What a solver makes of noise. `predict` is called with the number of the step, the sample and the timestep."""
-    scheduler = copy.deepcopy(scheduler)
-    scheduler.set_timesteps(steps, **arguments)
-    is_flow = isinstance(scheduler, FlowMatchEulerDiscreteScheduler)
-    sample = noise() if is_flow else noise() * scheduler.init_noise_sigma
-    for number, timestep in enumerate(scheduler.timesteps):
-        scaled = sample if is_flow else scheduler.scale_model_input(sample, timestep)
-        sample = scheduler.step(predict(number, scaled, timestep), timestep, sample, return_dict=False)[0]
-    return sample
 
 
 class Held:
@@ -105,7 +90,7 @@ class Held:
         alpha = None if self.alphas is None else self.alphas[int(timestep)].double()
         if number in COMPUTED:
             self.calls += 1
-            self.output = toy(sample, timestep)
+            self.output = toy(number, sample, timestep)
             if alpha is not None:  # of a velocity
                 self.image = alpha.sqrt() * sample - (1 - alpha).sqrt() * self.output
                 self.noise = alpha.sqrt() * self.output + (1 - alpha).sqrt() * sample
@@ -120,23 +105,23 @@ class TestItIsTheFullListWithPredictionsHeld:
         scheduler = DDIMS[name]
         is_velocity = scheduler.config.prediction_type == "v_prediction"
         held = Held(scheduler.alphas_cumprod if is_velocity else None)
-        expected = solved(scheduler, held)
-        found = solved(thinned(scheduler, COMPUTED), lambda number, *inputs: toy(*inputs))
+        expected = solved(scheduler, held, STEPS)
+        found = solved(thinned(scheduler, COMPUTED), toy, STEPS)
         assert held.calls == len(COMPUTED)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-        assert not torch.allclose(found, solved(scheduler, lambda number, *inputs: toy(*inputs)), atol=1e-3)
+        assert not torch.allclose(found, solved(scheduler, toy, STEPS), atol=1e-3)
 
     @pytest.mark.parametrize("name", EULERS)
     def test_euler(self, name):
-        expected = solved(EULERS[name], Held())
-        found = solved(thinned(EULERS[name], COMPUTED), lambda number, *inputs: toy(*inputs))
+        expected = solved(EULERS[name], Held(), STEPS)
+        found = solved(thinned(EULERS[name], COMPUTED), toy, STEPS)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
     @pytest.mark.parametrize("name", FLOWS)
     def test_flow(self, name):
         scheduler, arguments = FLOWS[name]
-        expected = solved(scheduler, Held(), **arguments)
-        found = solved(thinned(scheduler, COMPUTED), lambda number, *inputs: toy(*inputs), **arguments)
+        expected = solved(scheduler, Held(), STEPS, **arguments)
+        found = solved(thinned(scheduler, COMPUTED), toy, STEPS, **arguments)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -144,8 +129,8 @@ class TestItIsTheFullListWithPredictionsHeld:
 class TestEveryScheduler:
     def test_with_all_steps_it_is_itself(self, name):
         scheduler, arguments = SCHEDULERS[name]
-        plain = solved(scheduler, lambda number, *inputs: toy(*inputs), **arguments)
-        found = solved(thinned(scheduler, range(STEPS)), lambda number, *inputs: toy(*inputs), **arguments)
+        plain = solved(scheduler, toy, STEPS, **arguments)
+        found = solved(thinned(scheduler, range(STEPS)), toy, STEPS, **arguments)
         assert torch.equal(found, plain)
 
     def test_it_takes_its_own_timesteps(self, name):
@@ -168,7 +153,7 @@ def test_multistep_solvers_see_how_long_a_step_is(make):
     def error(steps):
         thin = thinned(scheduler, [step for step in range(steps) if step % 3 != 1])
         thin.set_timesteps(steps)
-        levels = thin.sigmas.double()
+        levels = thin.sigmas.double()  # timesteps are rounded
 
         def predict(number, sample, timestep):
             sigma = levels[number]

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from toma_diffusion.experiments.shortcuts.other_schedulers import named_like
+
 DDIM = ("DDIMScheduler", "CogVideoXDDIMScheduler")
 """These compute the end of a step from the number of steps, not from their list."""
 BY_NOISE_LEVELS = (
@@ -56,7 +58,7 @@ def _by_noise_levels(kind: Any) -> Any:
             super().set_timesteps(*args, **kwargs)
             _thin_noise_levels(self)
 
-    return _named_like(Thinned, kind)
+    return named_like(Thinned, kind)
 
 
 @cache
@@ -74,7 +76,7 @@ def _by_strides(kind: Any) -> Any:
             self.num_inference_steps = self.strides[int(timestep)]
             return super().step(model_output, timestep, *args, **kwargs)
 
-    return _named_like(Thinned, kind)
+    return named_like(Thinned, kind)
 
 
 def _kept(scheduler: Any) -> list[int]:
@@ -97,9 +99,3 @@ def _thin_timesteps(scheduler: Any) -> dict[int, Stride]:
         timesteps[step]: Stride(timesteps[step] - timesteps[following - 1] + usual)
         for step, following in pairwise((*kept, len(timesteps)))
     }
-
-
-def _named_like(thinned_kind: Any, kind: Any) -> Any:
-    """A pipeline notes the name of its scheduler."""
-    thinned_kind.__name__, thinned_kind.__module__ = kind.__name__, kind.__module__
-    return thinned_kind
