@@ -521,14 +521,12 @@ def gain_of(row: Row, costs: StepCosts) -> Row:
         preset=variant.name,
         config=variant.config,
         shortcuts=variant.shortcuts,
-        skipped=float(row["skipped"] or 0),
+        cached=float(row["skipped"] or 0),
         blocks=int(row["blocks"]),
     )
     if gain is None or variant.name == NOISE_FLOOR:
         return {"gain": "", "gain_source": ""}
-    schedule, steps = Schedule() if variant.config is None else Schedule.from_config(variant.config), int(row["steps"])
-    counted = schedule.reuses_any(steps) and not schedule.corrects(steps) and costs.is_counted(variant.config)
-    return {"gain": f"{gain:.4f}", "gain_source": f"{costs.model}, multiplications" if counted else costs.model}
+    return {"gain": f"{gain:.4f}", "gain_source": costs.model}
 
 
 def note_of(row: Row, costs: StepCosts) -> str:

@@ -8,22 +8,18 @@ The file is src/toma_diffusion/experiments/step_costs.csv. A test holds it to th
 import csv
 import io
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from toma_diffusion.config import Reuse
 from toma_diffusion.core.schedule import Schedule
 from toma_diffusion.experiments.costs import (
     BLOCKS,
+    CACHED,
     FILE,
     MERGED,
-    MULTIPLICATIONS,
-    REUSED,
-    SKIPPED,
     SMALLEST_GRID,
     TIME_SETTINGS,
     StepCost,
@@ -94,41 +90,15 @@ def merged_cost(model: str, row: Row) -> StepCost:
     )
 
 
-def reused_cost(model: str, row: Row) -> StepCost:
-    """What a step costs that reuses, of a row in which the others are computed whole."""
-    reuse, reused = Reuse(**json.loads(row["settings"])["reuse"]), reused_steps(row)
-    mean = float(row["step_ms"]) / float(row["baseline_ms"])
-    share = (mean - (1 - reused)) / reused
-    return StepCost(model=model, kind=REUSED, method=reuse.part, share=round(share, 4), source=row["commit"])
-
-
-def counted_costs(model: str) -> Iterator[StepCost]:
-    """What a step costs that reuses, by its multiplications, where none has been timed."""
-    with (RESULTS / "reuse_multiplications.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["model"] == model:
-                share = float(row["share"])
-                yield StepCost(model=model, kind=REUSED, method=row["part"], share=share, source=MULTIPLICATIONS)
-
-
-def reused_steps(row: Row) -> float:
-    """The share of the steps that reuse; 0 if there are too few."""
-    reuse = json.loads(row["settings"]).get("reuse")
-    if reuse is None:
-        return 0.0
-    schedule, steps = Schedule(reuse=Reuse(**reuse)), int(row["steps"])
-    return sum(schedule.reuses(step, steps) for step in range(steps)) / steps
-
-
-def reuses_only(row: Row) -> bool:
-    """Whether a row reuses over time, and merges nothing."""
+def merges_alone(row: Row) -> bool:
+    """Whether the time of a row is that of merging alone. Older rows reused parts of earlier steps, which is no setting
+    any more; in others steps are skipped."""
     settings = json.loads(row["settings"])
-    merges = float(row["ratio"]) > 0 and int(row["steps"]) <= settings.get("max_steps", math.inf)
-    return reused_steps(row) > 0 and not merges
+    return settings.get("reuse") is None and settings.get("skip") is None
 
 
-def skipped_costs(model: str, rows: list[Row]) -> Iterator[StepCost]:
-    """What a step costs that the first-block cache skips: beside whole steps of the cache where it was an option, of
+def cached_costs(model: str, rows: list[Row]) -> Iterator[StepCost]:
+    """What a step costs in which the first-block cache skips blocks: beside whole steps of the cache where it was an option, of
     the model where it was a method."""
     alone = [row for row in rows if row["cache"] and row["method"] == "baseline"]
     whole = [float(row["step_ms"]) for row in alone if not float(row["cache_hits"])]
@@ -139,12 +109,12 @@ def skipped_costs(model: str, rows: list[Row]) -> Iterator[StepCost]:
         if hits:
             share = (float(row["step_ms"]) / whole_step - (1 - hits)) / hits
             yield StepCost(
-                model=model, kind=SKIPPED, method=FirstBlockCache.name, share=round(share, 4), source=row["commit"]
+                model=model, kind=CACHED, method=FirstBlockCache.name, share=round(share, 4), source=row["commit"]
             )
 
 
 def deepcache_costs(model: str) -> Iterator[StepCost]:
-    """What a step costs that DeepCache skips."""
+    """What a step costs in which DeepCache skips blocks."""
     path = RESULTS / "deepcache_h200.csv"
     if not path.exists():
         return
@@ -153,7 +123,7 @@ def deepcache_costs(model: str) -> Iterator[StepCost]:
             if row["model"] == model:
                 name = DeepCache(branch=int(row["branch"])).skipped_step
                 share = float(row["skipped_ms"]) / float(row["whole_ms"])
-                yield StepCost(model=model, kind=SKIPPED, method=name, share=round(share, 4), source=row["commit"])
+                yield StepCost(model=model, kind=CACHED, method=name, share=round(share, 4), source=row["commit"])
 
 
 def costs() -> list[StepCost]:
@@ -162,12 +132,9 @@ def costs() -> list[StepCost]:
     for model in GROUPS:
         rows = rows_of(model)
         ours = [row for row in rows if not row["cache"] and row["method"] not in NOT_METHODS]
-        merged = [row for row in ours if json.loads(row["settings"]).get("reuse") is None]
-        found += sorted((merged_cost(model, row) for row in merged), key=lambda cost: (cost.preset, cost.ratio))
-        found += [*skipped_costs(model, rows), *deepcache_costs(model)]
-        timed = [reused_cost(model, row) for row in ours if reuses_only(row)]
-        parts = {cost.method for cost in timed}
-        found += [*timed, *(cost for cost in counted_costs(model) if cost.method not in parts)]
+        merged = [merged_cost(model, row) for row in ours if merges_alone(row)]
+        found += sorted(merged, key=lambda cost: (cost.preset, cost.ratio))
+        found += [*cached_costs(model, rows), *deepcache_costs(model)]
     return found
 
 

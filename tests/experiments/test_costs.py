@@ -10,7 +10,7 @@ import pytest
 
 from toma_diffusion import ToDoConfig, ToMAConfig, ToMeSDConfig, UsageError
 from toma_diffusion.bench.records import COLUMNS
-from toma_diffusion.experiments.costs import FILE, MERGED, SKIPPED, StepCost, StepCosts
+from toma_diffusion.experiments.costs import CACHED, FILE, MERGED, StepCost, StepCosts
 from toma_diffusion.experiments.shortcuts import parse_shortcut
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -27,8 +27,8 @@ COSTS = StepCosts(
         replace(HALF, scope="module", assign="global", preset="toma", extras=PLAN, is_hard=True, share=0.8),
         replace(HALF, leaves_grids=True, share=0.95),
         StepCost("sdxl", MERGED, "tomesd", "tomesd", "module", ratio=0.5, share=1.25),
-        StepCost("sdxl", SKIPPED, "first-block-cache", share=0.1),
-        StepCost("sdxl", SKIPPED, "deepcache, branch 0", share=0.2),
+        StepCost("sdxl", CACHED, "first-block-cache", share=0.1),
+        StepCost("sdxl", CACHED, "deepcache, branch 0", share=0.2),
     ],
 )
 
@@ -136,26 +136,53 @@ class TestShortcuts:
         assert COSTS.gain(20, shortcuts=fewer) == pytest.approx(1.25)
         assert COSTS.gain(20, preset="toma-stage", config=FAST, shortcuts=fewer) == pytest.approx(1.25 / 0.7)
 
-    def test_a_skipped_step_costs_what_stays_of_it(self):
+    def test_a_step_with_a_cache_costs_what_stays_of_it(self):
         cache = (parse_shortcut("first-block-cache"),)
-        assert COSTS.gain(20, shortcuts=cache, skipped=0.5) == pytest.approx(1 / 0.55)
+        assert COSTS.gain(20, shortcuts=cache, cached=0.5) == pytest.approx(1 / 0.55)
         assert COSTS.gain(20, shortcuts=cache) == 1
-        both = COSTS.gain(20, preset="toma-stage", config=FAST, shortcuts=cache, skipped=0.5)
+        both = COSTS.gain(20, preset="toma-stage", config=FAST, shortcuts=cache, cached=0.5)
         assert both == pytest.approx(1 / (0.5 * 0.7 + 0.5 * 0.1))
 
     def test_deepcache_by_its_branch(self):
-        assert COSTS.gain(20, shortcuts=(parse_shortcut("deepcache"),), skipped=0.5) == pytest.approx(1 / 0.6)
-        assert COSTS.gain(20, shortcuts=(parse_shortcut("deepcache:branch=3"),), skipped=0.5) is None
+        assert COSTS.gain(20, shortcuts=(parse_shortcut("deepcache"),), cached=0.5) == pytest.approx(1 / 0.6)
+        assert COSTS.gain(20, shortcuts=(parse_shortcut("deepcache:branch=3"),), cached=0.5) is None
 
     def test_caches_that_run_no_more_than_a_measured_one(self):
         for text, known in (("magcache", True), ("taylorseer:use_lite_mode=True", True), ("taylorseer", False)):
-            gain = COSTS.gain(20, shortcuts=(parse_shortcut(text),), skipped=0.5)
+            gain = COSTS.gain(20, shortcuts=(parse_shortcut(text),), cached=0.5)
             assert (gain == pytest.approx(1 / 0.55)) if known else gain is None
 
     def test_unknown_where_a_cache_meets_a_window(self):
         late = changed(window=(0.5, 1.0))
         shortcuts = (parse_shortcut("first-block-cache"),)
-        assert COSTS.gain(20, preset="toma-stage", config=late, shortcuts=shortcuts, skipped=0.5) is None
+        assert COSTS.gain(20, preset="toma-stage", config=late, shortcuts=shortcuts, cached=0.5) is None
+
+
+class TestSkippedSteps:
+    """They cost nothing."""
+
+    @pytest.mark.parametrize(
+        ("computed", "expected"), [(8, 2.5), (0.25, 4), ((0, 1, 4, 9), 5), (20, 1), (list(range(20)), 1)]
+    )
+    def test_by_hand(self, computed, expected):
+        config = ToMAConfig.from_preset("fast", computed=computed)
+        assert COSTS.gain(20, preset="fast", config=config) == pytest.approx(expected)
+
+    def test_with_fewer_steps(self):
+        config = ToMAConfig.from_preset("fast", computed=8)
+        assert COSTS.gain(20, config=config, shortcuts=(parse_shortcut("steps:16"),)) == pytest.approx(20 / 8)
+
+    def test_too_few_steps_are_all_computed(self):
+        config = ToMAConfig.from_preset("fast", computed=8, min_steps=30)
+        assert COSTS.gain(20, config=config) == 1
+
+    def test_computed_steps_may_be_merged(self):
+        config = changed(skip={"computed": [0, 1, 4, 12]}, window=(0.5, 1.0))
+        assert COSTS.gain(20, preset="toma-stage", config=config) == pytest.approx(20 / (3 + 0.7))
+
+    def test_unknown_together_with_a_cache(self):
+        config = ToMAConfig.from_preset("fast", computed=8)
+        assert COSTS.gain(20, config=config, shortcuts=(parse_shortcut("deepcache"),), cached=0.5) is None
 
 
 class TestFile:
@@ -181,18 +208,20 @@ class TestFile:
 LEFT_WHOLE = {"skip_blocks": [0, 1, 2, 3, 4]}
 STAGE = LEFT_WHOLE | {"select_every": 1, "reweigh_every": 1}
 LATE = STAGE | {"window": [0.5, 1.0], "min_tokens": 512}
-DEEP = {"part": "deep", "period": 2, "order": 0}
+SKIP = {"skip": {"computed": 0.4}}
+OLDER = {"reuse": {"period": 2}}
 ROWS_OF_WAN = (
     ("toma-stage", "stage", 0.5, STAGE, 65, ""),
     ("toma-stage", "stage", 0.5, STAGE | {"region_frames": 1}, 58, ""),
     ("toma-late", "block", 0.5, LATE, 86, ""),
-    ("fast", "stage", 0, {"reuse": DEEP}, 68, ""),
-    ("balanced", "block", 0.5, {"max_steps": 4, "reuse": DEEP | {"min_steps": 11}}, 99, ""),
+    ("toma-stage", "stage", 0.5, STAGE | SKIP, 30, ""),
+    ("fast", "stage", 0, SKIP, 41, ""),
+    ("fast", "stage", 0, OLDER, 68, ""),
     ("first-block-cache", "", "", {"threshold": 0.1}, 60, "0.5"),
     ("baseline", "", "", {}, 100, ""),
 )
-"""Method, scope, ratio, settings, milliseconds a step (100 of the baseline), share of skipped steps. Five of 40 blocks
-are left whole. `fast` reuses 4 of 10 steps, and this `balanced` none."""
+"""Method, scope, ratio, settings, milliseconds a step (100 of the baseline), share of the steps in which a cache
+skips blocks. Five of 40 blocks are left whole. Where steps are skipped, the mean says nothing about a merged one."""
 
 
 class TestClips:
@@ -212,7 +241,6 @@ class TestClips:
                 row |= {"settings": json.dumps(settings), "step_ms": str(milliseconds), "cache_hits": hits}
                 writer.writerow(common | row)
             writer.writerow(common | row | {"frames": "41", "method": "toma-stage", "ratio": "0.5"})
-        (tmp_path / "reuse_multiplications.csv").write_text("model,part,share\n")
         monkeypatch.setattr(step_costs, "RESULTS", tmp_path)
         (tmp_path / "costs.csv").write_text(step_costs.as_csv())
         return StepCosts.load("wan-480p", tmp_path / "costs.csv")
@@ -220,8 +248,7 @@ class TestClips:
     def test_every_row_once(self, costs):
         assert [(cost.kind, cost.method, cost.share) for cost in costs.costs] == [
             *(("merged", "toma", share) for share in (0.72, 0.65, 0.58)),
-            ("skipped", "first-block-cache", 0.2),
-            ("reused", "deep", 0.2),
+            ("cached", "first-block-cache", 0.2),
         ]
 
     def test_regions_within_frames_have_their_own_row(self, costs):
@@ -238,8 +265,6 @@ class TestClips:
         late = ToMAConfig.from_preset("toma-late", skip_blocks=())
         assert costs.gain(20, preset="toma-late", config=late, blocks=8) == pytest.approx(20 / (10 + 10 * 0.68))
 
-    def test_reuse_and_caches(self, costs):
-        reuse = ToMAConfig.from_preset("reuse", period=2, start=0.0)
-        assert costs.gain(20, preset="reuse", config=reuse) == pytest.approx(20 / (10 + 10 * 0.2))
+    def test_caches(self, costs):
         cache = (parse_shortcut("taylorseer:use_lite_mode=True"),)
-        assert costs.gain(20, shortcuts=cache, skipped=0.5) == pytest.approx(1 / 0.6)
+        assert costs.gain(20, shortcuts=cache, cached=0.5) == pytest.approx(1 / 0.6)

@@ -66,7 +66,7 @@ def rows_of(folder: RunFolder) -> list[dict[str, str]]:
     return rows
 
 
-def gain_of(costs: StepCosts, variant: Variant, plan: Plan, skipped: float) -> float | None:
+def gain_of(costs: StepCosts, variant: Variant, plan: Plan, cached: float) -> float | None:
     """How many times faster a variant would be on the large model, if its steps have been measured there."""
     if variant.name == NOISE_FLOOR:
         return None
@@ -75,7 +75,7 @@ def gain_of(costs: StepCosts, variant: Variant, plan: Plan, skipped: float) -> f
         preset=variant.name,
         config=variant.config,
         shortcuts=variant.shortcuts,
-        skipped=skipped,
+        cached=cached,
         blocks=plan.blocks,
     )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from toma_diffusion.api import apply_toma
-from toma_diffusion.config import Config, Reuse
+from toma_diffusion.config import Config, Skip
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.parsing import parse_settings
 from toma_diffusion.experiments.shortcuts import Shortcut
@@ -31,17 +31,17 @@ class MethodSpec:
         preset, _, changes = text.strip().partition(":")
         overrides = parse_settings(text, changes)
         config = named_config(preset, overrides)  # raises, with the field and what is allowed, if anything is wrong
-        if "ratio" in overrides and config.reuse is None:
+        if "ratio" in overrides and config.skip is None:
             raise UsageError(
                 f"method {text!r} sets the ratio, which has an option of its own: leave it out of the settings."
             )
         return cls(preset, tuple(overrides.items()))
 
     def possible(self, ratios: Iterable[float]) -> list[float]:
-        """Those of the ratios that it can have. ToMA can have any, other methods cannot. What reuses over time has the
-        ratio of its preset, or of its settings."""
+        """Those of the ratios that it can have. ToMA can have any, other methods cannot. What skips steps has the ratio
+        of its preset, or of its settings."""
         config = named_config(self.preset, dict(self.overrides))
-        if config.reuse is not None:
+        if config.skip is not None:
             return [config.ratio]
         return [ratio for ratio in ratios if self.preset not in METHODS or self._allows(ratio)]
 
@@ -50,10 +50,10 @@ class MethodSpec:
         wanted = list(ratios)
         beyond = sorted(set(wanted) - set(self.possible(wanted)))
         config = named_config(self.preset, dict(self.overrides))
-        if config.reuse is None:
+        if config.skip is None:
             return [f"{self.preset} cannot have ratio {ratio:g}." for ratio in beyond]
         return [
-            f"ratio {ratio:g} of {self.preset}: what reuses over time has the ratio of its settings, here "
+            f"ratio {ratio:g} of {self.preset}: what skips steps has the ratio of its settings, here "
             f"{config.ratio:g}. Set it there: {self.preset}:ratio={ratio:g}."
             for ratio in beyond
         ]
@@ -91,9 +91,11 @@ class Cell:
         if self.config is None:
             return "{}"
         values, defaults = self.config.to_dict(), type(self.config)().to_dict()
-        if values["reuse"] is not None:
-            usual = asdict(Reuse()) | {"keep": []}
-            values["reuse"] = {name: value for name, value in values["reuse"].items() if value != usual[name]}
+        if values["skip"] is not None:
+            usual = Skip().to_dict()
+            values["skip"] = {
+                name: value for name, value in values["skip"].items() if name == "computed" or value != usual[name]
+            }
         noted = {
             name: value
             for name, value in sorted(values.items())

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from toma_diffusion.config import PRESETS, Config
-from toma_diffusion.config.reuse import PARTS
 from toma_diffusion.core.schedule import Schedule
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.shortcuts import Shortcut
 from toma_diffusion.methods import method_of
+from toma_diffusion.skip.schedule import computed_steps
 
 FILE = Path(__file__).with_name("step_costs.csv")
 """Written by benchmarks/step_costs.py from the rows in benchmarks/results."""
-MERGED, SKIPPED, REUSED = "merged", "skipped", "reused"
+MERGED, CACHED = "merged", "cached"
 """Kinds of steps."""
-MULTIPLICATIONS = "multiplications"
-"""The source of a cost that was counted, not timed."""
 TIME_SETTINGS = ("unmerge", "sites", "share", "size_aware_attention", "norm_preserving")
 """Settings that change the time of a step. The regions, how destinations are chosen and how often cost far less."""
 MODELS_OF_LIKE_BLOCKS = ("flux", "wan-480p")
@@ -38,19 +36,19 @@ SMALLEST_GRID: Mapping[str, int] = {"sdxl": 1024, "flux": 4096, "wan-480p": 3276
 """Tokens of the smallest grid that was merged there: at 1024×1024; of Wan 81 frames of 832×480."""
 LEFT_WHOLE = ("skip_blocks", "min_tokens")
 """Settings that leave another part of a small model whole than of a large one."""
-COUNTED_APART = ("ratio", "window", "max_steps", "reuse")
+COUNTED_APART = ("ratio", "window", "max_steps", "skip")
 """Settings that a variant of a preset may change: every ratio has rows of its own, steps outside the window cost what a
-whole step costs, and steps that reuse have rows of their own."""
+whole step costs, and skipped steps cost nothing."""
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step of one kind costs: a merged one, one that a cache skips, or one that reuses."""
+    """What a step of one kind costs: a merged one, or one in which a cache skips blocks."""
 
     model: str
     kind: str
     method: str
-    """`toma`, `tomesd`, `tofu`, `todo`; of a skipped step the cache; of one that reuses the part that it reuses."""
+    """`toma`, `tomesd`, `tofu`, `todo`; or the cache."""
     preset: str = ""
     scope: str = ""
     assign: str = ""
@@ -128,7 +126,7 @@ class StepCosts:
         preset: str = "",
         config: Config | None = None,
         shortcuts: Sequence[Shortcut] = (),
-        skipped: float = 0.0,
+        cached: float = 0.0,
         blocks: int = 0,
     ) -> float | None:
         """How many times faster than all steps as they are; None if a step that it needs has not been measured.
@@ -137,31 +135,26 @@ class StepCosts:
             steps: of the run, with nothing saved.
             preset: its name. If the settings are its own, so is the row (`step_of_preset`). Otherwise rows of the same
                 preset are preferred.
-            config: of merging.
+            config: of merging and skipped steps.
             shortcuts: fewer steps, or a cache.
-            skipped: the share of the steps that the cache skipped.
+            cached: the share of the steps in which the cache skipped blocks.
             blocks: transformer blocks of the small model, to tell which share of them `skip_blocks` leaves.
         """
         left = steps
         for shortcut in shortcuts:
             left = shortcut.steps_of(left)
-        schedule = None if config is None else Schedule.from_config(config)
-        inside = sum(schedule.action(step, left) is not None for step in range(left)) if schedule else 0
-        inside = inside if config is not None and config.ratio else 0
+        computed = range(left) if config is None or config.skip is None else computed_steps(config.skip, left)
+        inside = _count_merged(config, left, computed)
         merged = self._merged(preset, config, blocks) if config is not None and inside else 1.0
-        reused = sum(schedule.reuses(step, left) for step in range(left)) if schedule and left > 0 else 0
-        if schedule is not None and schedule.corrects(left):
-            reused = 0  # these steps are merged ones
-        reusing = self._reused(config) if config is not None and reused else 1.0
         caches = [shortcut for shortcut in shortcuts if shortcut.is_cache]
-        skipped = skipped if caches else 0.0  # what reuses skips blocks too, and is counted above
-        if caches and skipped and (0 < inside < left or reused):
-            return None  # nobody knows whether the skipped steps are merged or reused ones
-        skipping = self._skipped(caches[0]) if caches and skipped else 1.0
-        if merged is None or skipping is None or reusing is None:
+        cached = cached if caches else 0.0
+        if cached and (0 < inside < left or len(computed) < left):
+            return None  # nobody knows in which kind of steps the cache skips blocks
+        caching = self._cached(caches[0]) if cached else 1.0
+        if merged is None or caching is None:
             return None
-        computed = (inside * merged + reused * reusing + (left - inside - reused)) / left
-        return steps / (left * ((1 - skipped) * computed + skipped * skipping))
+        whole = len(computed) - inside  # a skipped step costs nothing: the denoiser does not run
+        return steps / ((1 - cached) * (inside * merged + whole) + cached * left * caching)
 
     def step_of_preset(self, preset: str, config: Config | None) -> PresetStep | None:
         """The measured step of a preset, for a configuration that has all its settings that change the time of a step.
@@ -201,29 +194,23 @@ class StepCosts:
             return 1 - merged_blocks * median((1 - cost.share) / cost.merged_blocks for cost in costs)
         return None
 
-    def _reused(self, config: Config) -> float | None:
-        """The share of a whole step that one takes that reuses. Where blocks are all there is, both parts are one."""
-        part = config.reuse.part if config.reuse is not None else ""
-        for wanted in (part, *(PARTS if self.model in MODELS_OF_LIKE_BLOCKS else ())):
-            found = [cost.share for cost in self.costs if cost.kind == REUSED and cost.method == wanted]
-            if found:
-                return median(found)
-        return None
-
     def _rows(self, preset: str, wanted: Mapping[str, Any]) -> list[StepCost]:
         """Those of these settings; if there are any of the preset, those alone."""
         found = [cost for cost in self.costs if cost.kind == MERGED and _matches(cost, wanted)]
         return [cost for cost in found if cost.preset == preset] or found
 
-    def is_counted(self, config: Config | None) -> bool:
-        """Whether steps of this configuration that reuse were not timed: their multiplications were counted."""
-        part = config.reuse.part if config is not None and config.reuse is not None else ""
-        return any(cost.source == MULTIPLICATIONS for cost in self.costs if cost.kind == REUSED and cost.method == part)
-
-    def _skipped(self, cache: Shortcut) -> float | None:
-        """The share of a whole step that a skipped one takes, or a little more."""
-        found = [cost.share for cost in self.costs if cost.kind == SKIPPED and cost.method == cache.skipped_step]
+    def _cached(self, cache: Shortcut) -> float | None:
+        """The share of a whole step that one takes in which the cache skips blocks, or a little more."""
+        found = [cost.share for cost in self.costs if cost.kind == CACHED and cost.method == cache.skipped_step]
         return median(found) if found else None
+
+
+def _count_merged(config: Config | None, steps: int, computed: Iterable[int]) -> int:
+    """In how many of the computed steps tokens are merged."""
+    if config is None or not config.ratio:
+        return 0
+    schedule = Schedule.from_config(config)
+    return sum(schedule.action(step, steps) is not None for step in computed)
 
 
 def identity(config: Config) -> dict[str, Any]:
