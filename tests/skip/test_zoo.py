@@ -4,11 +4,13 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
+import diffusers
 import pytest
 import torch
+from packaging.version import Version
 from torch import nn
 from torch.utils import _pytree as pytree
-from zoo import ENTRIES, NOT_BUILT, Entry, candidates
+from zoo import ENTRIES, NOT_BUILT, WRITTEN_FOR, Entry, candidates
 
 EVERY_ENTRY = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
@@ -19,10 +21,12 @@ def test_every_denoiser_of_diffusers_is_built_or_has_a_reason() -> None:
     assert candidates() <= built | NOT_BUILT.keys(), "add these to ENTRIES, or to NOT_BUILT with a reason"
 
 
-def test_names_are_not_stale() -> None:
-    written_for_newer = {entry.class_name for entry in ENTRIES if entry.missing}
-    assert not written_for_newer
-    assert NOT_BUILT.keys() <= candidates()
+@pytest.mark.skipif(Version(diffusers.__version__) < Version(WRITTEN_FOR), reason="an older diffusers lacks classes")
+def test_no_name_is_stale() -> None:
+    assert {entry.class_name for entry in ENTRIES} | NOT_BUILT.keys() <= candidates()
+
+
+def test_every_entry_has_a_name_of_its_own() -> None:
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
 
 
@@ -42,6 +46,14 @@ def called(entry: Entry, model: nn.Module, inputs: dict[str, Any], **more: Any) 
 
 def changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return pytree.tree_map_only(torch.Tensor, change, value)
+
+
+def another(sample: torch.Tensor) -> torch.Tensor:
+    return -sample if sample.is_floating_point() else sample.flip(-1)
+
+
+def half(time: torch.Tensor) -> torch.Tensor:
+    return time / 2 if time.is_floating_point() else time // 2
 
 
 def differ(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
@@ -69,10 +81,10 @@ def test_output_depends_on_sample_and_time(entry: Entry) -> None:
         assert output.isfinite().all()
         assert output.any()
     assert not differ(outputs, called(entry, model, inputs())), "a second call gives something else"
-    other_sample = inputs() | {entry.sample: changed(inputs()[entry.sample], lambda tensor: -tensor)}
+    other_sample = inputs() | {entry.sample: changed(inputs()[entry.sample], another)}
     assert differ(outputs, called(entry, model, other_sample))
     if entry.time:
-        other_time = inputs() | {entry.time: changed(inputs()[entry.time], lambda tensor: tensor / 2)}
+        other_time = inputs() | {entry.time: changed(inputs()[entry.time], half)}
         assert differ(outputs, called(entry, model, other_time))
     if "return_dict" in signature(model.forward).parameters:
         as_tuple = called(entry, model, inputs(), return_dict=False)
