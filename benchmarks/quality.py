@@ -37,7 +37,6 @@ from torch import Tensor
 
 from toma_diffusion import ToMAConfig
 from toma_diffusion.api import find_denoiser
-from toma_diffusion.core import Schedule
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation import NOISE_FLOOR, Variant
 from toma_diffusion.evaluation.run import applied, fitted

@@ -98,8 +98,8 @@ def merges_alone(row: Row) -> bool:
 
 
 def cached_costs(model: str, rows: list[Row]) -> Iterator[StepCost]:
-    """What a step costs in which the first-block cache skips blocks: beside whole steps of the cache where it was an option, of
-    the model where it was a method."""
+    """What a step costs in which the first-block cache skips blocks: beside whole steps of the cache where it was an
+    option, of the model where it was a method."""
     alone = [row for row in rows if row["cache"] and row["method"] == "baseline"]
     whole = [float(row["step_ms"]) for row in alone if not float(row["cache_hits"])]
     timed = [(row, median(whole)) for row in alone if whole]

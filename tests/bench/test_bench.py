@@ -300,18 +300,25 @@ TODAY = [
 
 @pytest.mark.parametrize("model", TODAY)
 def test_every_model_known_by_name_is_measured(model, tmp_path):
-    """Merging alone, reuse alone, and both: five steps, of which some reuse."""
+    """Merging, skipped steps, and both: of five steps some are skipped."""
     denoiser = build(model, small=True, device=torch.device("cpu")).model
     if find_adapter(denoiser) is None:
         pytest.skip(f"there is no adapter for {type(denoiser).__name__}")
     path = tmp_path / "rows.csv"
-    methods = ["--methods", "toma-stage:num_regions=4,reuse,fast:num_regions=4", "--ratios", "0.5", "--bounds", "none"]
+    methods = [
+        "--methods",
+        "toma-stage:num_regions=4,fast:computed=3,toma-late:computed=4;ratio=0.5;num_regions=4;min_tokens=0",
+        "--ratios",
+        "0.5",
+        "--bounds",
+        "none",
+    ]
     few = ["--resolution", "128", "--steps", "5", "--repeats", "1", *methods]
     result = invoke("--model", model, "--device", "cpu", "--size", "small", *few, "--output", path)
     assert result.exit_code == 0, result.output
     assert "Warning" not in result.output.replace("Warning: the baseline took", "")  # times are those of a busy machine
     rows = read(path)
-    assert [row["method"] for row in rows] == ["baseline", "toma-stage", "reuse", "fast"]
+    assert [row["method"] for row in rows] == ["baseline", "toma-stage", "fast", "toma-late"]
     assert {(row["model"], row["batch"]) for row in rows} == {(f"{model}-small", str(MODELS[model].batch))}
 
 

@@ -102,18 +102,27 @@ class TestGeneration:
             assert generation.representative_steps() == 2
         with merged(generation, "toma-stage", num_regions=4, select_every=2, reweigh_every=2):
             assert generation.representative_steps() == 4
-        with merged(generation, "reuse", start=0.0):
+        with merged(generation, "fast", computed=(0, 2)):
             assert generation.representative_steps() == 4
 
-    def test_steps_that_reuse_are_of_a_kind_of_their_own(self):
-        generation = generation_of(ready("sd15"), steps=4)
-        with merged(generation, "reuse", start=0.0), torch.no_grad():
-            generation.begin()
-            done = []
-            for step in range(4):
-                generation.call(step)
-                done.append(generation.last_kind())
-            assert done == generation.kinds() == [StepKind(reuses) for reuses in (False, True, False, True)]
+    @pytest.mark.parametrize(
+        "settings", [{"ratio": 0.0}, {"ratio": 0.5, "num_regions": 4, "select_every": 2, "reweigh_every": 2}]
+    )
+    def test_skipped_steps_are_of_a_kind_of_their_own(self, settings):
+        generation = generation_of(ready("sd15"), steps=6)
+        skipped = [False, True, False, True, True, False]
+        with merged(generation, "toma-stage", skip={"computed": (0, 2, 5)}, **settings), torch.no_grad():
+            for _ in range(2):
+                generation.begin()
+                done = []
+                for step in range(6):
+                    generation.call(step)
+                    done.append(generation.last_kind())
+                assert done == generation.kinds()
+                assert [kind.is_skipped for kind in done] == skipped
+        chosen = [kind.action for kind in done if not kind.is_skipped]
+        merges = [Action.SELECT, Action.REUSE, Action.SELECT]  # skipped steps do not count
+        assert chosen == (merges if settings["ratio"] else [None] * 3)
 
 
 def test_percentiles():

@@ -150,7 +150,7 @@ def _warnings(output: Tensor, denoiser: Denoiser) -> Iterator[str]:
     if not bool(torch.isfinite(output).all()):
         yield "the output is not finite"
     root = find_root(denoiser.model)
-    if root is not None and not root.state.parts and (root.state.merges_nothing or not root.state.current):
+    if root is not None and root.outermost is None and (root.state.merges_nothing or not root.state.current):
         yield NOTHING_MERGED
 
 

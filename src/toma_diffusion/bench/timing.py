@@ -1,4 +1,4 @@
-"""Times whole generations, with all steps of the schedule: those that select and those that reuse."""
+"""Times whole generations, with all steps of the schedule: those that select, those that do not, and skipped ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,8 @@ from toma_diffusion.api import compiled_blocks
 from toma_diffusion.core import Action
 from toma_diffusion.handle import ToMAHandle
 from toma_diffusion.hooks.compiler import compile_denoiser, undo_compile
-from toma_diffusion.hooks.root import RootHook, find_root
+from toma_diffusion.hooks.root import find_root
+from toma_diffusion.skip.schedule import computed_steps
 
 MIB = 2**20
 COMPILE_MODES = {"block": "blocks", "whole": "whole", "graphs": "graphs"}
@@ -26,8 +27,8 @@ COMPILE_MODES = {"block": "blocks", "whole": "whole", "graphs": "graphs"}
 class StepKind(NamedTuple):
     """What a step does."""
 
-    reuses: bool = False
-    """Whether parts of the model are not computed."""
+    is_skipped: bool = False
+    """Whether the denoiser does not run, and its output is predicted."""
     action: Action | None = None
     """What plans do; None if no tokens are merged."""
 
@@ -40,7 +41,9 @@ class Generation:
     calls: list[dict[str, Any]]
     """The keyword arguments of every step."""
     handle: ToMAHandle | None = None
-    """If tokens are merged."""
+    """If tokens are merged or steps skipped."""
+    _was_skipped: bool = field(default=False, init=False)
+    """Whether the last step was."""
 
     def begin(self) -> None:
         """Start again: the next call is the first step, and a block cache is empty."""
@@ -53,7 +56,9 @@ class Generation:
         """One step."""
         if self.handle is not None:
             self.handle.step(step)
+        skipped_before = self._skipped_steps()
         output: Tensor | list[Tensor] = self.model(**self.calls[step], return_dict=False)[0]
+        self._was_skipped = self._skipped_steps() > skipped_before
         return torch.stack(output) if isinstance(output, list) else output  # a list of samples, as Z-Image returns
 
     def run(self, steps: int | None = None) -> Tensor:
@@ -76,22 +81,28 @@ class Generation:
         root, steps = find_root(self.model), len(self.calls)
         if root is None:
             return [StepKind()] * steps
-        schedule = root.state.schedule
+        skip, schedule = root.state.config.skip, root.state.schedule
+        computed = tuple(range(steps)) if skip is None else computed_steps(skip, steps)
+        merges = bool(root.state.slots)
         return [
-            StepKind(schedule.reuses(step, steps) and not schedule.corrects(steps), self._action(root, step))
+            StepKind(False, schedule.action(step, steps, computed) if merges else None)
+            if step in computed
+            else StepKind(is_skipped=True)
             for step in range(steps)
         ]
 
     def last_kind(self) -> StepKind:
         """What the last call did."""
         root = find_root(self.model)
-        if root is None:
-            return StepKind()
+        if root is None or self._was_skipped:
+            return StepKind(self._was_skipped)
         state = root.state
-        return StepKind(state.reusing, state.action if state.active and state.slots else None)
+        return StepKind(False, state.action if state.active and state.slots else None)
 
-    def _action(self, root: RootHook, step: int) -> Action | None:
-        return root.state.schedule.action(step, len(self.calls)) if root.state.slots else None
+    def _skipped_steps(self) -> int:
+        """How many steps of this generation were skipped so far."""
+        root = find_root(self.model)
+        return 0 if root is None or root.outermost is None else root.outermost.counts[1]
 
 
 @dataclass(frozen=True)
