@@ -6,7 +6,7 @@ in a skipped step. It is outside `torch.compile`: compiled code is not entered. 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,8 +34,8 @@ NAMED = "cache_context"
 class Recorder(Protocol):
     """Gets what goes into every call and what comes out, while the denoiser is learned from."""
 
-    def note(self, tick: Tick, key: Hashable, seen: Seen, output: Any) -> None:
-        """A call. The output is None if it was predicted."""
+    def note(self, model: nn.Module, tick: Tick, seen: Seen, output: Any, *, computed: bool) -> None:
+        """A call, and what it returned, computed or predicted."""
 
     @property
     def wants_all(self) -> bool:
@@ -75,6 +75,8 @@ class Skipper:
         self.pass_name: str | None = None
         """Of the pass that is running, if the pipeline says it."""
         self.recorder: Recorder | None = None
+        self.before: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
+        """Runs first in every call: a program with models of its own sets the step there."""
         self.forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -133,6 +135,8 @@ class Skipper:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Never part of a compiled graph; what it calls may be one."""
+        if self.before is not None:
+            self.before(args, kwargs)
         call, predicted = self.begin(args, kwargs)
         if call is None:
             return predicted
@@ -175,9 +179,10 @@ class Skipper:
             )
         state.tick = None
         self._count(tick.step, self._predicted_steps)
+        predicted = history.predict(self._weights(tick.step, history), seen)
         if self.recorder is not None:
-            self.recorder.note(tick, key, seen, None)
-        return None, history.predict(self._weights(tick.step, history), seen)
+            self.recorder.note(self.model, tick, seen, predicted, computed=False)
+        return None, predicted
 
     def join(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take part in a call that has begun without it: a copied model makes such a one. It cannot be skipped."""
@@ -199,7 +204,7 @@ class Skipper:
         self._last_computed = tick.step
         self._count(tick.step, self._computed_steps)
         if self.recorder is not None:
-            self.recorder.note(tick, key, seen, output)
+            self.recorder.note(self.model, tick, seen, output, computed=True)
         if self.generation.computed is None:
             return  # nothing will be predicted
         history = self._histories.get(key)
