@@ -432,7 +432,7 @@ class Measurement:
         batch = 1 if mixes_images(find_denoiser(self.pipe), variant) else self.batch
         images: list[Tensor] = []
         started = time.perf_counter()
-        with SkippedSteps(find_denoiser(self.pipe)) as skipped:
+        with SkippedSteps.by(variant.shortcuts, self.pipe) as skipped:
             for start in range(0, len(requests), batch):
                 with applied(self.pipe, ready, steps):
                     made = generate(self.pipe, requests[start : start + batch])

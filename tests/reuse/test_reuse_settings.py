@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parts import BY_NAME, only_reuse
 from tiny import SETTINGS
+from toma_diffusion.config.reuse import PARTS, UPDATES
 
 from toma_diffusion import PRESETS, Reuse, ToMAConfig, ToMeSDConfig, UsageError, apply_toma
-from toma_diffusion.config.reuse import PARTS, UPDATES
 from toma_diffusion.core.schedule import computed_steps
 from toma_diffusion.hooks.root import find_root
 

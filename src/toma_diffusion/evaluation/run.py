@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from PIL import Image
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from toma_diffusion.api import apply_toma, find_denoiser
+from toma_diffusion.api import apply_toma
 from toma_diffusion.evaluation.folder import RunFolder, Scores
 from toma_diffusion.evaluation.plan import NOISE_FLOOR, Item, Variant
 from toma_diffusion.evaluation.table import COLUMNS, SECONDS, SKIPPED, rows_of
@@ -101,7 +101,7 @@ class _Work:
     def _generate(self, variant: Variant, batch: Sequence[Item]) -> None:
         requests = self._requests(variant, batch)
         caches = any(shortcut.is_cache for shortcut in variant.shortcuts)
-        counting = SkippedSteps(find_denoiser(self.pipe)) if caches else nullcontext()
+        counting = SkippedSteps.by(variant.shortcuts, self.pipe) if caches else nullcontext()
         with counting, applied(self.pipe, self.fitted[variant], self.folder.plan.steps):
             started = perf_counter()
             images = generate(self.pipe, requests)

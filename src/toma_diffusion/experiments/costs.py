@@ -202,7 +202,10 @@ class StepCosts:
     def _cached(self, cache: Shortcut) -> float | None:
         """The share of a whole step that one takes in which the cache skips blocks, or a little more."""
         found = [cost.share for cost in self.costs if cost.kind == CACHED and cost.method == cache.skipped_step]
-        return median(found) if found else None
+        if not found or not cache.more_blocks:
+            return median(found) if found else None
+        least = median(found)
+        return least + (1 - least) * cache.more_blocks / BLOCKS[self.model]
 
 
 def _count_merged(config: Config | None, steps: int, computed: Iterable[int]) -> int:

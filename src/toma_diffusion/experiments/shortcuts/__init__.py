@@ -9,7 +9,8 @@ from typing import Any
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.parsing import parse_settings, parse_value
 from toma_diffusion.experiments.shortcuts.base import Shortcut
-from toma_diffusion.experiments.shortcuts.block_caches import FirstBlockCache, MagCache, TaylorSeer
+from toma_diffusion.experiments.shortcuts.block_caches import FirstBlockCache, MagCache, SeaCache, TaylorSeer
+from toma_diffusion.experiments.shortcuts.cache_dit import CacheDiT
 from toma_diffusion.experiments.shortcuts.deepcache import DeepCache
 from toma_diffusion.experiments.shortcuts.fewer_steps import FewerSteps
 from toma_diffusion.experiments.shortcuts.solver import Solver
@@ -17,7 +18,10 @@ from toma_diffusion.experiments.shortcuts.timesteps import Timesteps
 
 __all__ = ["SHORTCUTS", "FewerSteps", "Shortcut", "parse_shortcut", "shortcut_class", "shortcut_from_dict"]
 
-_KINDS: tuple[type[Shortcut], ...] = (FewerSteps, Timesteps, Solver, FirstBlockCache, TaylorSeer, MagCache, DeepCache)
+_KINDS: tuple[type[Shortcut], ...] = (
+    *(FewerSteps, Timesteps, Solver),
+    *(FirstBlockCache, TaylorSeer, MagCache, SeaCache, CacheDiT, DeepCache),
+)
 SHORTCUTS: Mapping[str, type[Shortcut]] = MappingProxyType({kind.name: kind for kind in _KINDS})
 """By the name that a user writes."""
 

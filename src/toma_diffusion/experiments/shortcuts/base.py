@@ -71,6 +71,11 @@ class Shortcut(ABC):
         return self.name
 
     @property
+    def more_blocks(self) -> int:
+        """How many blocks a skipped step computes beyond those of `skipped_step`."""
+        return 0
+
+    @property
     def slug(self) -> str:
         """The name in paths."""
         return re.sub(r"[^a-z0-9.]+", "-", self.text.lower()).strip("-")
@@ -110,6 +115,10 @@ class Shortcut(ABC):
         """What it does in a run of so many steps, for users."""
         settings = ", ".join(f"{name}={written(value)}" for name, value in self.settings.items())
         return f"The cache {self.name} is on ({settings}): it skips what changes little."
+
+    def watched(self, pipe: Any) -> nn.Module | None:
+        """The block that tells whether a step was skipped; None: that in the middle."""
+        return None
 
     def fitted(self, pipe: Any, generate: Callable[[], object], steps: int) -> Shortcut:
         """The same, fitted to a model if it must be. `generate` generates one image with the pipeline as it is."""

@@ -1,5 +1,5 @@
-"""The caches of diffusers, which skip blocks of a transformer where little would change: FirstBlockCache, TaylorSeer
-and MagCache."""
+"""The caches of diffusers, which skip blocks of a transformer where little would change: FirstBlockCache, TaylorSeer,
+MagCache and SeaCache."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from toma_diffusion.api import find_denoisers
 from toma_diffusion.config.checks import check_integer, check_number
 from toma_diffusion.errors import UsageError
 from toma_diffusion.experiments.shortcuts.base import Shortcut, check_known, forwards_restored
+from toma_diffusion.experiments.shortcuts.other_schedulers import is_flow
 
 Check = Callable[[str, Any], object]
 Self = TypeVar("Self", bound="BlockCache")
 PRINTED_RATIOS = re.compile(r"^\[[-+.,\de ]+\]$", re.MULTILINE)
 """The list that diffusers prints at the end of a calibration."""
+PIPELINES_OF_SEACACHE = ("WanPipeline", "Cosmos3OmniPipeline")
+"""Those that tell it the noise level of a step. Elsewhere diffusers computes everything, with a warning."""
 ATTENTION_OF_TAYLORSEER = re.compile(r"((single_|temporal_)?transformer_)?blocks.*attn")
 """What diffusers looks for: not attn1 and attn2, which Wan has."""
 
@@ -34,6 +37,16 @@ def _at_least(minimum: int) -> Check:
 
 def _not_negative(name: str, value: Any) -> float:
     return check_number(name, value, "0 or more", lambda number: number >= 0)
+
+
+def _positive(name: str, value: Any) -> float:
+    return check_number(name, value, "above 0", lambda number: number > 0)
+
+
+def _order(name: str, value: Any) -> int:
+    if value not in (0, 1) or isinstance(value, bool):
+        raise UsageError(f"{name}={value!r} is not allowed: it must be 0 or 1.")
+    return int(value)
 
 
 def _yes_or_no(name: str, value: Any) -> bool:
@@ -192,3 +205,45 @@ class MagCache(BlockCache):
         if not self.ratios:
             raise RuntimeError("MagCache has to be fitted to the model first: call `fitted`.")
         return self.settings | {"mag_ratios": list(self.ratios), "num_inference_steps": steps}
+
+
+class SeaCache(BlockCache):
+    """Skips all blocks while the sample changes little, in the frequencies that matter at its noise level."""
+
+    name = "seacache"
+    knob = "threshold"
+    mixes_images = True
+    needs_pipeline = True
+    config_class = "SeaCacheConfig"
+    checks: ClassVar[Mapping[str, Check]] = {
+        "threshold": _not_negative,
+        "residual_order": _order,
+        "retention_steps": _at_least(0),
+        "cache_end_steps": _at_least(0),
+        "max_consecutive_cached": _at_least(0),
+        "power_exp": _positive,
+    }
+
+    @property
+    def skipped_step(self) -> str:
+        """No block is computed, one fewer than by the first-block cache."""
+        return FirstBlockCache.name
+
+    def check_pipeline(self, pipe: Any) -> None:
+        """Only few pipelines tell it what it needs; with others diffusers would change nothing."""
+        model: Any = find_denoisers(pipe)[0]
+        name, config = type(pipe).__name__, model.config
+        tells = any(kind.__name__ in PIPELINES_OF_SEACACHE for kind in type(pipe).__mro__)
+        if not tells or config.get("in_channels") != config.get("out_channels"):
+            raise UsageError(
+                f"{self.text!r} would do nothing in a {name}: diffusers has SeaCache for Wan from text to video and "
+                "Cosmos 3 only. Leave it out; use first-block-cache, taylorseer or magcache."
+            )
+        if not is_flow(pipe.scheduler):
+            raise UsageError(
+                f"{self.text!r} would do nothing in a {name} with a {type(pipe.scheduler).__name__}: it needs noise "
+                "levels from 1 to 0, as flow models have. Leave it out."
+            )
+
+    def _arguments(self, model: Any, steps: int) -> dict[str, Any]:
+        return self.settings

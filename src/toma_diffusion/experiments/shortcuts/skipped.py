@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -9,6 +10,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from toma_diffusion.adapters import find_adapter
+from toma_diffusion.api import find_denoiser
+from toma_diffusion.experiments.shortcuts.base import Shortcut
 
 
 class SkippedSteps:
@@ -16,15 +19,19 @@ class SkippedSteps:
 
     It looks at the first projection of that block's attention: caches replace the forward of blocks or of attention,
     which are then called all the same.
+
+    Args:
+        block: to look at, if it is another than that in the middle.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        adapter = find_adapter(model)
-        blocks = adapter.blocks(model) if adapter else []
-        if not blocks:
-            raise ValueError(f"{type(model).__name__} has no transformer blocks that we know of.")
-        middle = blocks[len(blocks) // 2].module
-        attention = next(child for name, child in middle.named_children() if name.startswith("attn"))
+    def __init__(self, model: nn.Module, block: nn.Module | None = None) -> None:
+        if block is None:
+            adapter = find_adapter(model)
+            blocks = adapter.blocks(model) if adapter else []
+            if not blocks:
+                raise ValueError(f"{type(model).__name__} has no transformer blocks that we know of.")
+            block = blocks[len(blocks) // 2].module
+        attention = next(child for name, child in block.named_children() if name.startswith("attn"))
         self._projection = next(module for module in attention.modules() if isinstance(module, nn.Linear))
         self._model = model
         self._handles: list[RemovableHandle] = []
@@ -32,6 +39,12 @@ class SkippedSteps:
         """Of the denoiser."""
         self.computed = 0
         """Those of them in which the block was computed."""
+
+    @classmethod
+    def by(cls, shortcuts: Iterable[Shortcut], pipe: Any) -> SkippedSteps:
+        """Those that these shortcuts skip in a pipeline."""
+        watched = (shortcut.watched(pipe) for shortcut in shortcuts)
+        return cls(find_denoiser(pipe), next((block for block in watched if block is not None), None))
 
     @property
     def share(self) -> float:
