@@ -37,7 +37,7 @@ def latents(pipe, steps=4):
 def test_it_is_read_as_it_was_written(written):
     path = written(ToMeSDConfig(ratio=0.25), [FEWER], "tomesd")
     assert Tuned.read(path) == Tuned("UNet2DConditionModel", 4, "tomesd", ToMeSDConfig(ratio=0.25), (FEWER,), {})
-    assert json.loads(path.read_text())["format"] == 1
+    assert json.loads(path.read_text())["format"] == 2
     assert "clip" not in json.loads(path.read_text())
 
 
@@ -122,9 +122,9 @@ class TestMistakes:
         ("text", "message"),
         [
             ("{", "is not JSON"),
-            ('{"format": 2}', "has format 2, this version reads format 1"),
+            ('{"format": 1}', "has format 1, this version reads format 2"),
             ("[]", "has format None"),
-            ('{"format": 1, "method": "toma"}', "is not complete"),
+            ('{"format": 2, "method": "toma"}', "is not complete"),
         ],
     )
     def test_other_files(self, pipe, tmp_path, text, message):

@@ -15,7 +15,7 @@ from toma_diffusion.errors import UsageError
 from toma_diffusion.files import replacing
 from toma_diffusion.methods import config_class
 
-FORMAT = 1
+FORMAT = 2
 SUFFIX = ".json"
 FEWER_STEPS = "steps"
 """The shortcut that takes fewer steps. The others are caches, other solvers, or lists of timesteps."""

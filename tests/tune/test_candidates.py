@@ -1,21 +1,49 @@
 """What is tried on a model, and what is not."""
 
 import pytest
+from run_folders import FACTS
 from tiny import flux_transformer, sdxl_unet
 from tiny_clips import clip_pipeline
 
 from toma_diffusion import Grid, UsageError
-from toma_diffusion.tune.candidates import CANDIDATES, WITHIN_FRAMES, merges_over_frames, open_candidates, texts_of
+from toma_diffusion.tune.candidates import (
+    CANDIDATES,
+    WITHIN_FRAMES,
+    Candidates,
+    merges_over_frames,
+    open_candidates,
+    texts_of,
+)
+from toma_diffusion.tune.folder import TuneFolder, write_json
+from toma_diffusion.tune.plan import TunePlan
 
 
 def test_what_computes_the_same_steps_is_one_candidate():
-    same = ["fast", "fast:growth=2.0", "fast:computed=(0,1,2,3,6,9,13,18)", "fast:growth=2.01"]
-    titles = [
-        each.title for each in open_candidates(sdxl_unet(), [*same, "fast:order=0", "fast:part=blocks"], 20).variants
-    ]
-    assert titles == ["fast", "fast, order=0", "fast, part=blocks"]
-    few = open_candidates(sdxl_unet(), ["fast", "faster", "fast+steps:3", "reuse:computed=(0,1,3)"], 4).variants
-    assert [each.title for each in few] == ["fast", "fast + 3 steps", "reuse, computed=[0, 1, 3]"]
+    same = ["fast", "fast:computed=8", "fast:computed=(0,1,2,3,6,9,13,18)", "fast:computed=40%"]
+    others = ["fast:computed=9", "toma-stage:computed=8;ratio=0.5"]
+    titles = [each.title for each in open_candidates(sdxl_unet(), [*same, *others], 20).variants]
+    assert titles == ["fast", "fast, computed=9", "toma-stage 0.5, computed=8"]
+    few = open_candidates(sdxl_unet(), ["fast", "faster", "fast:computed=(0,1,3)"], 4).variants
+    assert [each.title for each in few] == ["fast"]
+
+
+def test_what_makes_nothing_faster_is_left_out():
+    texts = ["fast+steps:3", "fast:computed=95%", "fast:computed=(0,1,2,3)", "toma-late:ratio=0;computed=4", "fast"]
+    found = open_candidates(sdxl_unet(), texts, 4)
+    assert [each.title for each in found.variants] == ["fast"]
+    assert found.left_out[0] == "fast+steps:3: nothing is merged or skipped in a generation of 3 steps."
+    assert len(found.left_out) == 4
+
+
+def test_candidates_of_another_version_must_be_searched_again(tmp_path):
+    plan = TunePlan(model="", model_class="", prompts=("an apple",), steps=8)
+    folder = TuneFolder.start(tmp_path / "run", plan, FACTS)
+    older = {"name": "fast", "config": {"ratio": 0.0, "reuse": {"period": 2}}, "overrides": []}
+    write_json(folder.candidates_path, {"variants": [older], "left_out": []})
+    with pytest.raises(
+        UsageError, match=r"candidates\.json' is of another version \('reuse' is not a field.*search again"
+    ):
+        Candidates.read(folder)
 
 
 def test_percentages_are_shares_of_the_steps():
@@ -68,7 +96,7 @@ class TestClips:
         found = open_candidates(pipe, WITHIN_FRAMES[budget], 20)
         assert (len(found.variants), found.left_out) == (len(WITHIN_FRAMES[budget]), ())
         titles = {each.title for each in open_candidates(pipe, texts_of(budget, None, Grid(30, 52, 21)), 20).variants}
-        assert {"toma-stage 0.5", "toma-stage 0.5, region_frames=1", "reuse, period=2", "14 steps"} <= titles
+        assert {"toma-stage 0.5", "toma-stage 0.5, region_frames=1", "fast, computed=16", "14 steps"} <= titles
         assert any(title.startswith("first-block-cache") for title in titles)
 
     def test_a_cache_that_counts_all_steps_is_not_for_two_denoisers(self):

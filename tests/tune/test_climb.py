@@ -12,6 +12,7 @@ from tiny import sdxl_unet
 from tiny_text import PROMPTS
 
 from toma_diffusion.metrics import MetricSet
+from toma_diffusion.skip.schedule import computed_steps
 from toma_diffusion.tune.candidates import open_candidates
 from toma_diffusion.tune.folder import Measurement, TuneFolder
 from toma_diffusion.tune.goal import Goal
@@ -45,15 +46,21 @@ def test_one_step_by_one_place(steps, data):
 
 
 def test_all_else_stays():
-    (fast,) = opened("fast:period=2;order=0+steps:7")
-    others = moved(fast, STEPS)
+    (merged,) = opened("toma-late:min_tokens=0;computed=4;ratio=0.25+steps:7")
+    others = moved(merged, STEPS)
     assert len(others) > 3
-    assert all(re.fullmatch(r"fast, order=0, computed=\[0, .*\] \+ 7 steps", other.title) for other in others)
-    assert all(other.config.changed({"computed": None, "period": 2}) == fast.config for other in others)
+    title = r"toma-late 0\.25, min_tokens=0, computed=\[0, .*\] \+ 7 steps"
+    assert all(re.fullmatch(title, other.title) for other in others)
+    assert all(other.config.changed({"computed": 4}) == merged.config for other in others)
 
 
-def test_what_does_not_reuse_has_no_neighbours():
-    for text in ("toma-stage", "steps:6", "deepcache:interval=2", "reuse:period=1"):
+def test_what_the_list_replaces_is_no_setting_any_more():
+    (few,) = opened("fast:computed=0.3;fewest=4")
+    assert all(re.fullmatch(r"fast, computed=\[0, .*\]", other.title) for other in moved(few, STEPS))
+
+
+def test_what_skips_nothing_has_no_neighbours():
+    for text in ("toma-stage", "steps:6", "deepcache:interval=2"):
         assert moved(*opened(text), STEPS) == []
     assert moved(*opened("balanced", steps=4), 4) == []  # it merges there
 
@@ -67,13 +74,18 @@ def work(tmp_path):
         folder = TuneFolder.start(tmp_path / "run", plan, FACTS)
         variants = opened("fast", *(f"fast:computed=(0,{','.join(map(str, each))})" for each in schedules()))
         for variant in variants:
-            computed = variant.config.reuse.computed or START
+            computed = list_of(variant)
             lpips = 0.01 * (1 + sum(abs(one - other) for one, other in zip(computed, best, strict=True)))
             for item in plan.items:
                 folder.write_measurement(variant, item, Measurement(1.0, 1.6, 30.0, lpips))
         return _Work(folder, Meter(folder, None, MetricSet()), PartialState(cpu=True), SearchBar(None))
 
     return make
+
+
+def list_of(variant):
+    """The steps that are computed."""
+    return computed_steps(variant.config.skip, STEPS)
 
 
 def schedules():
@@ -86,7 +98,7 @@ def climbed(searching):
     figures, seen = searching.search(opened("fast"), Goal(max_lpips=0.5), 0)
     figures, seen = searching.climb(figures, seen, Goal(max_lpips=0.5))
     closest = min(figures, key=lambda variant: figures[variant].distance)
-    return closest.config.reuse.computed or START, len(seen) - 1
+    return list_of(closest), len(seen) - 1
 
 
 def test_it_climbs_to_the_best(work):

@@ -1,5 +1,7 @@
 """The growth of errors: measured on a tiny pipeline, and what candidates are made from it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_checkpoints import checkpoint
@@ -86,13 +88,23 @@ class TestCandidates:
 
     def test_the_calm_part(self):
         assert MAP.calm_window(0.5) == (0.5, 1.0)
-        assert MAP.calm_start() == 0.65
+
+    @pytest.mark.parametrize(("share", "count"), [(0.6, 12), (0.4, 8), (0.01, 1), (1.0, 20)])
+    def test_computed_steps_are_close_together_where_errors_grow(self, share, count):
+        computed = MAP.computed_steps(share)
+        assert len(set(computed)) == count
+        assert computed[0] == 0
+        if 1 < count < 20:
+            early, late = sum(step < 10 for step in computed), sum(step >= 10 for step in computed)
+            assert early > late
+        level = replace(MAP, growth=((1.0,) * 4,) * 4)
+        assert level.computed_steps(0.5) == tuple(range(0, 20, 2))
 
     def test_they_leave_what_is_sensitive(self):
         assert from_map(MAP)[1:4] == [
             "toma-stage:skip_blocks=(6,7);window=(0.2,1)@0.5",
             "toma-stage:skip_blocks=(6,7);window=(0.5,1)@0.5",
-            "fast:period=2;start=0.65",
+            "fast:computed=(0,1,2,3,4,5,6,8,9,11,14,17)",
         ]
         assert from_map(None) == []
         assert len(from_map(MAP)) == MADE_FROM_MAP

@@ -9,9 +9,9 @@ from toma_diffusion.report.front import COLORS, MARKERS, Point, front
 from toma_diffusion.report.plots import INK, Key, Plot, drawn
 from toma_diffusion.tune.outcome import Outcome, Result, in_words
 from toma_diffusion.tune.sensitivity import SensitivityMap
-from toma_diffusion.tune.setting import merges, reuses
+from toma_diffusion.tune.setting import merges, skips
 
-KINDS = ("fewer steps", "merging", "reuse", "merging and reuse", "cache", "several together")
+KINDS = ("fewer steps", "merging", "skipped steps", "merging and skipped steps", "cache", "several together")
 SIGNS = "●■▲◆▼✚"
 LEAST_LPIPS, MOST_PSNR = 1e-4, 60.0
 """Where equal images are drawn, which have no logarithm."""
@@ -23,7 +23,7 @@ FAST_ENOUGH_TO_SHOW = 0.9
 def kind_of(variant: Variant, steps: int) -> str:
     """Which of `KINDS` it is in generations of so many steps."""
     left = variant.steps_of(steps)
-    own = [name for name, does in (("merging", merges), ("reuse", reuses)) if does(variant, left)]
+    own = [name for name, does in (("merging", merges), ("skipped steps", skips)) if does(variant, left)]
     others = ["cache" if each.is_cache else "fewer steps" for each in variant.shortcuts]
     kinds = ([" and ".join(own)] if own else []) + others
     return kinds[0] if len(kinds) == 1 else "several together"

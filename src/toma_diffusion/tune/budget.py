@@ -21,7 +21,7 @@ class Budget:
     """Images, or clips, of each candidate after every rung of the search. After each about half of the candidates go
     on."""
     climbs: int
-    """Rounds in which the computed steps of the best candidate that reuses are moved."""
+    """Rounds in which the computed steps of the best candidate that skips steps are moved."""
     finalists: int
     """Candidates that are measured on images of their own at the end."""
     final_images: int

@@ -1,7 +1,7 @@
-"""What is tried: settings of merging, of reuse over time, of both, of caches, and fewer steps.
+"""What is tried: settings of merging, of skipped steps, of both, of caches, and fewer steps.
 
-A candidate is written as for `toma eval`. A percentage is a share of the run's steps: `steps:70%` of 20 is `steps:14`.
-What a model does not support is left out, with its reason.
+A candidate is written as for `toma eval`. A percentage is a share of the run's steps: of 20, `steps:70%` is `steps:14`
+and `fast:computed=70%` is `fast:computed=14`. What a model does not support is left out, with its reason.
 """
 
 from __future__ import annotations
@@ -12,34 +12,35 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toma_diffusion.api import find_denoisers
-from toma_diffusion.config import Reuse, ToMAConfig
+from toma_diffusion.config import ToMAConfig
 from toma_diffusion.config.checks import is_number
-from toma_diffusion.core import Grid, Regions, Schedule
-from toma_diffusion.core.schedule import computed_steps
+from toma_diffusion.core import Grid, Regions
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import Variant
 from toma_diffusion.evaluation.variants import VariantSpec, variants_of
 from toma_diffusion.experiments.parsing import parse_value
-from toma_diffusion.tune.folder import TuneFolder, read_json, write_json
+from toma_diffusion.skip.schedule import computed_steps
+from toma_diffusion.tune.folder import TuneFolder, of_this_version, read_json, write_json
 from toma_diffusion.tune.sensitivity import SensitivityMap
+from toma_diffusion.tune.setting import merges, skips
 
 SMALL = (
     *("steps:85%", "steps:70%", "steps:60%", "steps:50%"),
     *("toma-late@0.5", "toma-stage@0.25", "toma-stage@0.5"),
     *("balanced", "fast", "faster"),
-    *("reuse:period=2", "fast:period=2", "fast:period=3"),
-    "toma-late:period=2;ratio=0.5",
+    *("fast:computed=80%", "fast:computed=70%", "fast:computed=50%"),
+    "toma-late:computed=70%;ratio=0.5",
     *("first-block-cache:threshold=0.1", "taylorseer:cache_interval=3", "magcache:threshold=0.06"),
     *("deepcache:interval=2", "deepcache:interval=3"),
     *("toma-late+steps:80%@0.5", "balanced+steps:80%"),
 )
-"""The ratio of merging follows an @. What reuses over time has that of its preset, or of its settings."""
+"""The ratio of merging follows an @. What skips steps has that of its preset, or of its settings."""
 MEDIUM = (
     *SMALL,
     *("steps:90%", "steps:80%", "steps:40%"),
     *("toma-late@0.25", "toma-late@0.75", "toma-stage@0.75", "tomesd@0.5"),
-    *("fast:period=4", "fast:growth=1.4", "fast:growth=3", "reuse:period=2;part=deep"),
-    *("toma-stage:period=2;ratio=0.25", "toma-stage:period=2;ratio=0.5", "toma-late:period=3;ratio=0.5"),
+    *("fast:computed=90%", "fast:computed=35%", "fast:computed=25%", "fast:computed=20%"),
+    *("toma-stage:computed=70%;ratio=0.25", "toma-stage:computed=70%;ratio=0.5", "toma-late:computed=50%;ratio=0.5"),
     *("first-block-cache:threshold=0.05", "first-block-cache:threshold=0.2"),
     *(
         "taylorseer:cache_interval=2",
@@ -48,14 +49,14 @@ MEDIUM = (
         "magcache:threshold=0.1",
     ),
     *("deepcache:interval=2;branch=3", "deepcache:interval=3;branch=3", "deepcache:interval=5"),
-    *("fast+steps:80%", "fast:period=2+steps:80%"),
+    *("fast+steps:80%", "fast:computed=50%+steps:80%"),
 )
 LARGE = (
     *MEDIUM,
     *("steps:95%", "steps:75%", "steps:65%", "steps:55%", "steps:45%"),
     *("toma-once@0.5", "tofu@0.5", "todo@0.75"),
-    *("fast:order=0", "fast:order=1", "fast:period=2;part=blocks", "fast:end=0.1"),
-    *("fast:period=3+steps:80%", "toma-stage:period=3;ratio=0.5", "toma-late:period=2;ratio=0.25"),
+    *("fast:computed=95%", "fast:computed=75%", "fast:computed=65%", "fast:computed=55%"),
+    *("fast:computed=40%+steps:80%", "toma-stage:computed=50%;ratio=0.5", "toma-late:computed=70%;ratio=0.25"),
     *("first-block-cache:threshold=0.15", "taylorseer:cache_interval=3;use_lite_mode=True"),
     *("toma-late+steps:70%@0.5", "balanced+steps:70%", "faster+steps:85%"),
     *("deepcache:interval=2+steps:80%", "first-block-cache:threshold=0.1+steps:80%"),
@@ -78,6 +79,8 @@ MADE_FROM_MAP = 5
 """Candidates that `from_map` makes."""
 LEFT_WHOLE = 0.25
 """The share of the blocks that candidates made from the map leave as they are."""
+COMPUTED = (0.6, 0.4)
+"""The shares of the steps that candidates made from the map compute."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ class Candidates:
         values = read_json(folder.candidates_path)
         if values is None:
             return None
-        return cls(tuple(Variant.from_dict(each) for each in values["variants"]), tuple(values["left_out"]))
+        with of_this_version(folder.candidates_path):
+            return cls(tuple(Variant.from_dict(each) for each in values["variants"]), tuple(values["left_out"]))
 
 
 def texts_of(budget: str, sensitivity: SensitivityMap | None, grid: Grid | None = None) -> list[str]:
@@ -138,8 +142,7 @@ def from_map(sensitivity: SensitivityMap | None) -> list[str]:
         f"toma-stage:skip_blocks=({blocks})@0.5",
         f"toma-stage:skip_blocks=({blocks});window={_window(long)}@0.5",
         f"toma-stage:skip_blocks=({blocks});window={_window(short)}@0.5",
-        f"fast:period=2;start={sensitivity.calm_start():g}",
-        f"fast:period=3;start={sensitivity.calm_start():g}",
+        *(f"fast:computed=({','.join(map(str, sensitivity.computed_steps(share)))})" for share in COMPUTED),
     ]
 
 
@@ -154,7 +157,7 @@ def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Can
             for variant in _parse(models[0], text, steps):
                 for shortcut in variant.shortcuts:
                     shortcut.check_on(pipe_or_model)
-                does = done_by(variant, steps)  # raises if fewer steps are not fewer
+                does = done_by(variant, steps)  # raises if it makes nothing faster
                 if does not in done:
                     found.setdefault(variant.slug, variant)
                 done.add(does)
@@ -167,17 +170,15 @@ def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Can
 
 
 def done_by(variant: Variant, steps: int) -> str:
-    """What a candidate does in a run of so many steps: two that compute the same ones are one."""
-    config, steps = variant.config, variant.steps_of(steps)
-    if config is not None and config.reuse is not None and steps >= config.reuse.min_steps:
-        reuse = Reuse(
-            computed=computed_steps(config.reuse, steps),
-            order=Schedule.from_config(config).order(steps),
-            part=config.reuse.part,
-            keep=config.reuse.keep,
-            update=config.reuse.update,
-        )
-        config = replace(config, reuse=reuse)
+    """What a candidate does in a run of so many steps: two that compute the same ones are one. Raises `UsageError` if
+    nothing becomes faster."""
+    config, left = variant.config, variant.steps_of(steps)
+    if config is not None:
+        if not merges(variant, left) and not skips(variant, left):
+            raise UsageError(f"nothing is merged or skipped in a generation of {left} steps.")
+        if config.skip is not None:
+            computed = computed_steps(config.skip, left)
+            config = replace(config, skip=replace(config.skip, computed=computed, fewest=1, min_steps=1))
     settings = "" if config is None else f"{type(config).__name__} {config.to_json()}"
     return f"{settings} {variant.name if config is None else ''} {[each.text for each in variant.shortcuts]}"
 

@@ -113,6 +113,17 @@ class TuneFolder(PlannedFolder[TunePlan]):
         return self.path / "map" / f"{group:02d}-{step:04d}.json"
 
 
+@contextmanager
+def of_this_version(path: Path) -> Iterator[None]:
+    """Say what to do about a file whose settings this version does not have."""
+    try:
+        yield
+    except (UsageError, LookupError, TypeError) as error:
+        raise UsageError(
+            f"{str(path)!r} is of another version ({error}): search again in another folder, or delete that one."
+        ) from error
+
+
 def read_json(path: Path) -> Any:
     """What is in a file; None if there is none."""
     if not path.exists():

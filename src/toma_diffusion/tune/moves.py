@@ -1,31 +1,30 @@
-"""Schedules next to a schedule of reuse over time: one computed step comes one earlier, or one later."""
+"""Schedules next to a schedule of computed steps: one of them comes one earlier, or one later."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from toma_diffusion.core import Schedule
-from toma_diffusion.core.schedule import computed_steps
 from toma_diffusion.evaluation.plan import Variant
+from toma_diffusion.skip.schedule import computed_steps
 
-REPLACED = ("period", "growth", "start", "end", "min_computed")
-"""Fields of `Reuse` that `computed` takes the place of."""
+REPLACED = ("computed", "fewest", "learned")
+"""Fields of `Skip` that another list of computed steps takes the place of."""
 
 
 def moved(variant: Variant, steps: int) -> list[Variant]:
-    """All candidates that differ from this one in one computed step, by one place; none if it does not reuse.
+    """All candidates that differ from this one in one computed step, by one place; none if it skips nothing.
 
     Args:
         steps: of the run.
     """
     config, left = variant.config, variant.steps_of(steps)
-    if config is None or config.reuse is None or not Schedule.from_config(config).reuses_any(left):
+    if config is None or config.skip is None:
         return []
-    kept = [name for name in variant.overrides if name not in (*REPLACED, "computed")]
+    kept = [name for name in variant.overrides if name not in REPLACED]
     return [
         replace(variant, config=config.changed({"computed": computed}), overrides=(*kept, "computed"))
-        for computed in moved_steps(computed_steps(config.reuse, left), left)
+        for computed in moved_steps(computed_steps(config.skip, left), left)
     ]
 
 

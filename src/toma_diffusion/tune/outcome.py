@@ -9,7 +9,7 @@ from typing import Any
 
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import Variant
-from toma_diffusion.tune.folder import TuneFolder, read_json, write_json
+from toma_diffusion.tune.folder import TuneFolder, of_this_version, read_json, write_json
 from toma_diffusion.tune.goal import Figures, Goal
 from toma_diffusion.tune.sensitivity import SensitivityMap
 
@@ -101,7 +101,8 @@ class Outcome:
         values = read_json(folder.answer_path)
         if values is None:
             raise UsageError(f"{str(folder.path)!r} has no answer yet: finish the search with `toma tune` first.")
-        results = tuple(Result.from_dict(each) for each in values["results"])
+        with of_this_version(folder.answer_path):
+            results = tuple(Result.from_dict(each) for each in values["results"])
         return cls(
             Goal(**values["goal"]),
             next((each for each in results if each.variant.slug == values["chosen"]), None),

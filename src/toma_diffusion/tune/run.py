@@ -159,13 +159,13 @@ class _Work:
         return {variant: each for variant, each in figures.items() if variant in alive}, seen
 
     def climb(self, figures: dict[Variant, Figures], seen: Seen, goal: Goal) -> tuple[dict[Variant, Figures], Seen]:
-        """Move computed steps of the most promising candidate that reuses, as long as that is closer to the original.
-        Returns what `search` does: the closest schedule has taken the place of the candidate."""
+        """Move computed steps of the most promising candidate that skips steps, as long as that is closer to the
+        original. Returns what `search` does: the closest schedule has taken the place of the candidate."""
         steps, climbs = self.folder.plan.steps, self.folder.plan.size.climbs
         best = next((variant for variant in ranked(figures, goal) if moved(variant, steps)), None)
         tried = {done_by(variant, steps) for variant in seen}
         for number in range(climbs):
-            if best is None:  # nothing reuses
+            if best is None:  # nothing skips steps
                 break
             near = [variant for variant in moved(best, steps) if done_by(variant, steps) not in tried]
             tried |= {done_by(variant, steps) for variant in near}

@@ -5,9 +5,9 @@ alone the output of each block of the group gets a random error of 2 % of what t
 the final latents differ, relative to their length, divided by these 2 %.
 
 The error is smooth: random values on a grid of 4 × 4, of a clip 4 × 4 × 4, with straight lines between them, like those
-that merging and reuse make. Later steps remove noise that differs from token to token, so it would say nothing about
-the first steps, which give the image its composition. On the demo model, smooth errors in all blocks in the first of 20
-steps grow ten times as much as noise does.
+of merging and of predicted outputs. Later steps remove noise that differs from token to token, so it would say nothing
+about the first steps, which give the image its composition. On the demo model, smooth errors in all blocks in the first
+of 20 steps grow ten times as much as noise does.
 
 The steps before the error are those of the first image. They are not computed again: the outputs of the denoiser are
 remembered. If several denoisers take turns, the error is made in the same blocks of the one whose step it is.
@@ -80,13 +80,18 @@ class SensitivityMap:
             found += group
         return tuple(sorted(found))
 
-    def calm_start(self) -> float:
-        """The share of the steps after which errors grow less than on average."""
-        by_step = self.by_step
-        average = fmean(by_step)
-        loud = [index for index, growth in enumerate(by_step) if growth > average]
-        last = loud[-1] + 1 if loud else 0
-        return 0.5 if last >= len(self.steps) else round(self.steps[last] / self.num_steps, 3)
+    def computed_steps(self, share: float) -> tuple[int, ...]:
+        """This share of the steps, close together where errors grow most: about the same growth lies between any two
+        that follow each other."""
+        growth = [self._at((step + 0.5) / self.num_steps) for step in range(self.num_steps)]
+        count, reached = max(1, round(share * self.num_steps)), 0.0
+        chosen: list[int] = []
+        for step in range(self.num_steps):
+            wanted = count - len(chosen)
+            if wanted and (reached >= len(chosen) / count * sum(growth) or wanted == self.num_steps - step):
+                chosen.append(step)
+            reached += growth[step]
+        return tuple(chosen)
 
     def calm_window(self, share: float) -> tuple[float, float]:
         """The part of the generation, about this long, in which errors grow least, in tenths of the steps."""

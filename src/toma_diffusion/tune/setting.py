@@ -12,8 +12,8 @@ from toma_diffusion.config import Config
 from toma_diffusion.evaluation.plan import BASELINE, Variant
 from toma_diffusion.experiments.shortcuts import shortcut_from_dict
 from toma_diffusion.methods import method_of
-from toma_diffusion.methods.reuse import describe_reuse
 from toma_diffusion.pipelines.generation import read_settings
+from toma_diffusion.skip.schedule import computed_steps
 from toma_diffusion.tune.folder import TuneFolder
 from toma_diffusion.tune.measure import ORIGINAL
 from toma_diffusion.tune.outcome import Outcome
@@ -76,10 +76,10 @@ def merges(variant: Variant, steps: int) -> bool:
     return config is not None and config.ratio > 0 and (config.max_steps is None or steps <= config.max_steps)
 
 
-def reuses(variant: Variant, steps: int) -> bool:
-    """Whether parts are reused over time in generations of so many steps."""
-    reuse = None if variant.config is None else variant.config.reuse
-    return reuse is not None and steps >= reuse.min_steps
+def skips(variant: Variant, steps: int) -> bool:
+    """Whether any of so many steps is skipped."""
+    skip = None if variant.config is None else variant.config.skip
+    return skip is not None and len(computed_steps(skip, steps)) < steps
 
 
 def in_sentences(variant: Variant, steps: int) -> list[str]:
@@ -88,11 +88,11 @@ def in_sentences(variant: Variant, steps: int) -> list[str]:
     left = variant.steps_of(steps)
     if config is not None and merges(variant, left):
         sentences += [_sentence(line) for line in _merging(config)]
-    if config is not None and reuses(variant, left):
-        is_deep = config.reuse is not None and config.reuse.part == "deep"
-        what = "everything below the first level is" if is_deep else "the transformer blocks are"
-        sentences.append(f"In some steps {what} not computed: what that part changed in earlier steps is used again.")
-        sentences += [_sentence(line) for line in describe_reuse(config.reuse, [])[:1]]
+    if config is not None and config.skip is not None and skips(variant, left):
+        computed = computed_steps(config.skip, left)
+        sentences.append(f"{len(computed)} of {left} steps are computed: {', '.join(map(str, computed))}, from 0.")
+        weights = "" if config.skip.learned is None else ", with weights that were learned on the model"
+        sentences.append(f"In the others the model does not run: its output is predicted{weights}.")
     sentences += [shortcut.sentence(steps) for shortcut in variant.shortcuts]
     return sentences or ["Nothing is changed: the model as it is."]
 
