@@ -123,7 +123,7 @@ def graph(version="", **models):
         "latent": node("EmptyHunyuanLatentVideo", width=64, height=64, length=9, batch_size=1),
     }
     for name, model in models.items():
-        settings = {"preset": "toma-stage", "start": -1.0, "end": -1.0, "reuse": "as in the preset"}
+        settings = {"preset": "toma-stage", "start": -1.0, "end": -1.0, "computed": "as in the preset"}
         source = model if isinstance(model, list) else [f"{name} accelerate", 0]
         if not isinstance(model, list):
             ours = node(f"ToMAAccelerateModel{version}", model=["loader", 0], **settings | model)
@@ -218,7 +218,7 @@ def test_interrupt_in_the_executor(nodes_with_wan):
 
 
 def test_wrong_settings_are_shown_as_an_error_of_the_node(nodes_with_wan):
-    executor, _ = execute(graph(**{HALF: {"preset": "fast", "ratio": -1.0, "reuse": "off"}}))
+    executor, _ = execute(graph(**{HALF: {"preset": "fast", "ratio": -1.0, "computed": "off"}}))
     ((event, data),) = failed(executor)
     assert (event, data["node_id"]) == ("execution_error", f"{HALF} accelerate")
     assert "would do nothing" in data["exception_message"]

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.usefixtures("loaded_nodes")
 SETTINGS = {"ratio": 0.5, "region_tokens": 16, "skip_blocks": (), "min_tokens": 0}
 POSITIONS = {"flux": ("pe", 2), "flux2": ("pe", 2), "qwen-image": ("image_rotary_emb", 2), "wan": ("freqs", 1)}
 """The argument of a block that holds the positions, and the dimension of its rows."""
+TEXT_STREAM = {"flux": "txt", "flux2": "txt", "qwen-image": "encoder_hidden_states"}
+"""The argument of a block that is the stream of text."""
 
 
 def copied(value):
@@ -82,8 +84,8 @@ def test_change_is_unmerged_not_the_result(family, scope):
         given = given.with_tokens(tokens.clone())
         output = block.module(*given.args, **given.kwargs)
         tokens = output if block.stream is None else output[block.stream]
-        if block.returns_text:
-            given = given.with_argument(block.text, output[1 - block.stream])
+        if block.stream is not None:
+            given = given.with_argument(TEXT_STREAM[family], output[1 - block.stream])
     expected = whole + reduced(plan, tokens - small, start, how="unmerge")
     result = seen["output"] if last.stream is None else seen["output"][last.stream]
     assert not torch.equal(result, whole)

@@ -14,10 +14,10 @@ from toma_diffusion.config import PRESETS
 from toma_diffusion.integrations.comfyui import NODE_DISPLAY_NAME_MAPPINGS
 from toma_diffusion.integrations.comfyui.nodes import ACCELERATE, NODES, REPORT, overrides_of, v1_class
 from toma_diffusion.integrations.comfyui.place import PlaceReader, missing, parts_of, step_of
-from toma_diffusion.integrations.comfyui.report import MERGED, REUSED, WHOLE, StepTimes
+from toma_diffusion.integrations.comfyui.report import MERGED, SKIPPED, WHOLE, StepTimes
 
 ROOT = Path(__file__).parents[2]
-UNSET = {"ratio": -1.0, "start": -1.0, "end": -1.0, "reuse": "as in the preset"}
+UNSET = {"ratio": -1.0, "start": -1.0, "end": -1.0, "computed": "as in the preset"}
 
 
 def test_with_comfyui(comfyui):
@@ -39,20 +39,18 @@ class TestSettings:
         assert overrides_of("toma-late", **UNSET | {"end": 0.8})["window"] == (0.5, 0.8)
         assert overrides_of("toma-late", **UNSET | {"start": 0.1})["window"] == (0.1, 1.0)
 
-    def test_reuse(self):
-        assert overrides_of("balanced", **UNSET | {"reuse": "off"}) == {"reuse": None}
-        assert (
-            PRESETS["toma-stage"].changed(overrides_of("toma-stage", **UNSET | {"reuse": "3 steps of 4"})).reuse.period
-            == 4
-        )
+    def test_computed(self):
+        assert overrides_of("balanced", **UNSET | {"computed": "off"}) == {"skip": None}
+        changes = overrides_of("toma-stage", **UNSET | {"computed": "40 % of the steps"})
+        assert PRESETS["toma-stage"].changed(changes).skip.computed == 0.4
 
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
             ({"preset": "quick"}, "preset='quick' is not known"),
-            ({"reuse": "always"}, "reuse='always' is not known"),
+            ({"computed": "always"}, "computed='always' is not known"),
             ({"preset": "fast", "start": 0.5}, "no tokens are"),
-            ({"preset": "fast", "reuse": "off"}, "would do nothing"),
+            ({"preset": "fast", "computed": "off"}, "would do nothing"),
             ({"preset": "toma-late", "end": 0.4}, r"window=\[?\(?0.5, 0.4"),
             ({"ratio": 1.0}, "ratio=1.0 is not allowed"),
         ],
@@ -66,7 +64,7 @@ class TestOlderInterface:
     def test_inputs_and_outputs(self):
         node = v1_class(ACCELERATE)
         inputs = node.INPUT_TYPES()["required"]
-        assert list(inputs) == ["model", "preset", "ratio", "start", "end", "reuse"]
+        assert list(inputs) == ["model", "preset", "ratio", "start", "end", "computed"]
         assert inputs["model"][0] == "MODEL"
         assert inputs["preset"][0][0] == inputs["preset"][1]["default"] == "balanced"
         assert set(inputs["preset"][0]) == set(PRESETS)
@@ -166,10 +164,10 @@ class TestTimes:
         return times
 
     def test_saved_time(self, monkeypatch):
-        steps = [(9.0, WHOLE), (2.0, WHOLE), (1.0, MERGED), (0.5, REUSED), (77.0, REUSED)]
+        steps = [(9.0, WHOLE), (2.0, WHOLE), (1.0, MERGED), (0.5, SKIPPED), (77.0, SKIPPED)]
         times = self.times(monkeypatch, *steps)
-        assert times.counts == {WHOLE: 2, MERGED: 1, REUSED: 2}
-        assert times.seconds == {WHOLE: [2.0], MERGED: [1.0], REUSED: [0.5]}
+        assert times.counts == {WHOLE: 2, MERGED: 1, SKIPPED: 2}
+        assert times.seconds == {WHOLE: [2.0], MERGED: [1.0], SKIPPED: [0.5]}
         # 2 + 2 + 1 + 0.5 + 0.5 seconds instead of five steps of 2
         assert times.lines()[-1] == "time saved: about 4.00 s of 10.00 s (40%)"
 
@@ -179,10 +177,10 @@ class TestTimes:
     def test_a_step_of_several_kinds(self, monkeypatch):
         times = self.times(monkeypatch, (1.0, WHOLE))
         times.begin_step()
-        for kind in (MERGED, REUSED, WHOLE):
+        for kind in (MERGED, SKIPPED, WHOLE):
             times.note(kind)
         times.end()
-        assert times.counts == {WHOLE: 1, MERGED: 0, REUSED: 1}
+        assert times.counts == {WHOLE: 1, MERGED: 0, SKIPPED: 1}
 
     def test_nothing(self):
         assert StepTimes().lines() == ["no step was made"]

@@ -8,7 +8,7 @@ import torch
 from observe import bookkeeping, our_hooks, same_picture
 from tiny_comfy import (
     FAMILIES,
-    REUSE,
+    SKIP,
     SCOPES,
     TEXT,
     WIDTH,
@@ -55,7 +55,7 @@ class TestOriginal:
             assert not torch.equal(changed, before)
             assert bookkeeping(denoiser(model)) == hooks
             assert torch.equal(sample(model, family), before)
-        reused = sample(accelerated(model, **REUSE), family)
+        reused = sample(accelerated(model, **SKIP), family)
         assert not torch.equal(reused, before)
         assert not any("forward" in vars(module) for module in denoiser(model).modules())
         assert torch.equal(sample(model, family), before)
@@ -96,7 +96,7 @@ class TestDuringSampling:
         assert "another clone" in report(clone, None)[0]
 
     @pytest.mark.parametrize("family", FAMILIES)
-    @pytest.mark.parametrize("settings", [{"ratio": 0.5}, {"ratio": 0.5, "scope": "module"}, REUSE], ids=str)
+    @pytest.mark.parametrize("settings", [{"ratio": 0.5}, {"ratio": 0.5, "scope": "module"}, SKIP], ids=str)
     def test_interrupt(self, models, family, settings):
         from comfy import model_management
 
@@ -145,7 +145,7 @@ class TestSteps:
         ["euler", "heun", "dpm_2", "dpm_2_ancestral", "dpmpp_2s_ancestral", "dpmpp_sde", "dpmpp_2m", "uni_pc", "lcm"],
     )
     def test_every_sampler_goes_through_all_steps_once(self, models, places, family, sampler):
-        clone = accelerated(models[family], **REUSE | {"ratio": 0.5})
+        clone = accelerated(models[family], **SKIP | {"ratio": 0.5})
         assert sample(clone, family, steps=self.STEPS, sampler_name=sampler).isfinite().all()
         steps = [place.step for place in places]
         assert [place.begins for place in places] == [True] + [False] * (len(places) - 1)
@@ -163,7 +163,7 @@ class TestSteps:
 
     def test_guidance_in_separate_calls(self, models, places):
         negative = conditioning("flux", 2, length=TEXT + 3)
-        clone = accelerated(models["flux"], **REUSE)
+        clone = accelerated(models["flux"], **SKIP)
         reused = sample(clone, "flux", negative=negative)
         assert [(place.step, place.parts) for place in places] == [(step, 1) for step in range(4) for _ in range(2)]
         assert [place.ordinal for place in places] == [0, 1] * 4
@@ -223,7 +223,7 @@ class TestReuse:
     @pytest.mark.parametrize("part", ["blocks", "deep"])
     def test_blocks_run_in_every_second_step(self, models, family, part):
         model = models[family]
-        clone = accelerated(model, **REUSE, part=part)
+        clone = accelerated(model, **SKIP, part=part)
         whole = lengths_of(model, family, steps=4)
         assert len(lengths_of(clone, family, steps=4)) < len(whole)
         if part == "blocks":
@@ -237,7 +237,7 @@ class TestReuse:
         ran = []
         middle = denoiser(models["sdxl"]).middle_block[0].in_layers
         handle = middle.register_forward_hook(lambda *_: ran.append(1))
-        sample(accelerated(models["sdxl"], **REUSE, part="deep"), "sdxl")
+        sample(accelerated(models["sdxl"], **SKIP, part="deep"), "sdxl")
         handle.remove()
         assert len(ran) == 2
 
@@ -245,7 +245,7 @@ class TestReuse:
     def test_a_remembered_step_is_what_it_was(self, models, family):
         """With the same noise level and picture, a step that reuses returns what the computed one did."""
         calls = []
-        clone = accelerated(models[family], **REUSE)
+        clone = accelerated(models[family], **SKIP)
         model, wrapper = clone.model, _comfy.wrapper_of(clone)
 
         class Executor:
@@ -285,7 +285,7 @@ class TestBatch:
         same_picture(both[:1] / single.abs().max(), single / single.abs().max())
 
     @pytest.mark.parametrize("family", FAMILIES)
-    @pytest.mark.parametrize("settings", [{"ratio": 0.5}, REUSE], ids=["merging", "reuse"])
+    @pytest.mark.parametrize("settings", [{"ratio": 0.5}, SKIP], ids=["merging", "skipping"])
     def test_sizes_may_change_from_sampling_to_sampling(self, models, family, settings):
         clone = accelerated(models[family], **settings)
         for batch in (2, 1, 3):
@@ -312,7 +312,7 @@ class TestBatch:
 def test_diffusers_is_not_used(models, monkeypatch):
     """Who has ComfyUI need not have it."""
     monkeypatch.setitem(sys.modules, "diffusers", None)
-    for settings in ({"ratio": 0.5}, REUSE):
+    for settings in ({"ratio": 0.5}, SKIP):
         clone = accelerated(models["flux"], **settings)
         sample(clone, "flux")
         assert "steps: " in report(clone, None)[0]

@@ -9,7 +9,7 @@ import torch
 from observe import bookkeeping
 from tiny_comfy import (
     FAMILIES,
-    REUSE,
+    SKIP,
     SCOPES,
     accelerated,
     conditioning,
@@ -88,7 +88,7 @@ class TestControlNet:
     def test_reuse(self, models, controlled, family, part, caplog):
         model, prompts = models[family], controlled(family)
         before = sample(model, family, **prompts)
-        clone = accelerated(model, **REUSE, part=part)
+        clone = accelerated(model, **SKIP, part=part)
         with caplog.at_level(logging.WARNING):
             result = sample(clone, family, **prompts)
         assert "could not be applied" not in caplog.text
@@ -139,7 +139,7 @@ class TestOtherNodes:
     @pytest.mark.parametrize("name", CASES)
     @pytest.mark.parametrize(
         "settings",
-        [*({"ratio": 0.5, "scope": scope} for scope in SCOPES), REUSE, REUSE | {"part": "deep"}],
+        [*({"ratio": 0.5, "scope": scope} for scope in SCOPES), SKIP, SKIP | {"part": "deep"}],
         ids=[*SCOPES, "reuse", "deep"],
     )
     def test_before_and_after(self, models, extras, name, settings):
@@ -166,7 +166,7 @@ class TestOtherNodes:
 
     def test_a_pass_that_skips_blocks_is_not_reused(self, models, extras):
         name = "SkipLayerGuidanceDiT"
-        clone = accelerated(run(extras, name, models["qwen-image"], **self.CASES[name][1]), **REUSE)
+        clone = accelerated(run(extras, name, models["qwen-image"], **self.CASES[name][1]), **SKIP)
         sample(clone, "qwen-image")
         assert "a pass was not reused: other nodes replace blocks" in report(clone, None)[0]
 
@@ -179,7 +179,7 @@ class TestOtherNodes:
 
 
 class TestWeights:
-    @pytest.mark.parametrize("settings", [{"ratio": 0.5}, {"ratio": 0.5, "scope": "module"}, REUSE], ids=str)
+    @pytest.mark.parametrize("settings", [{"ratio": 0.5}, {"ratio": 0.5, "scope": "module"}, SKIP], ids=str)
     def test_cast_in_every_layer(self, loaded_nodes, settings):
         """As ComfyUI does with weights of a type in which it does not compute."""
         from comfy import supported_models
@@ -195,7 +195,7 @@ class TestWeights:
         assert torch.equal(sample(model, "flux"), before)
 
     @pytest.mark.parametrize("family", ["sd15", "flux", "wan"])
-    @pytest.mark.parametrize("settings", [{"ratio": 0.5}, REUSE], ids=["merging", "reuse"])
+    @pytest.mark.parametrize("settings", [{"ratio": 0.5}, SKIP], ids=["merging", "skipping"])
     def test_offloaded_with_a_lora(self, models, family, settings):
         """Weights that stay where they are, and get their patches when they are used."""
         model = FAMILIES[family].make()

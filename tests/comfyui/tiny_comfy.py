@@ -15,7 +15,8 @@ WIDTH = 16
 TEXT = 5
 """Tokens of the text."""
 SCOPES = ("module", "block", "stage")
-REUSE = {"ratio": 0.0, "period": 2, "start": 0.0, "order": 0}
+SKIP = {"ratio": 0.0, "computed": (0, 2)}
+"""Of 4 steps every second one is skipped."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ VACE = {"model_type": "vace", "vace_layers": 1, "vace_in_dim": 16}
 
 
 def vace() -> Any:
-    """A model that is not supported."""
+    """A model whose tokens cannot be merged."""
     from comfy import supported_models
 
     return patcher_of(

@@ -13,6 +13,8 @@ KEY = "toma_diffusion"
 """Under which our wrapper is kept in a ModelPatcher."""
 COMPILED = "torch.compile"
 """Under which ComfyUI keeps the wrapper of its node TorchCompileModel."""
+CACHES = {"easycache": "EasyCache", "lazycache": "LazyCache"}
+"""Under which ComfyUI keeps the wrappers of its nodes that skip steps themselves, and what they are called."""
 
 
 def denoiser_of(patcher: Any) -> nn.Module:
@@ -26,6 +28,22 @@ def is_compiled(patcher: Any) -> bool:
     by_wrapper = any(COMPILED in each for each in getattr(patcher, "wrappers", {}).values())
     replaced = [denoiser_of(patcher), *patcher.object_patches.values()]  # the whole model, or single blocks of it
     return by_wrapper or any(hasattr(each, "_orig_mod") for each in replaced)
+
+
+def model_sampling_of(patcher: Any) -> Any:
+    """How this clone scales what goes into the model, and what comes out."""
+    return patcher.get_model_object("model_sampling")
+
+
+def cache_of(patcher: Any) -> str | None:
+    """The node that has this clone skip steps already, if there is one."""
+    keys = {key for each in getattr(patcher, "wrappers", {}).values() for key, found in each.items() if found}
+    return next((name for key, name in CACHES.items() if key in keys), None)
+
+
+def sampler_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The sampler among the arguments of `CFGGuider.outer_sample`, or None."""
+    return args[2] if len(args) > 2 else kwargs.get("sampler")
 
 
 def wrap_sampling(patcher: Any, wrapper: Any) -> None:

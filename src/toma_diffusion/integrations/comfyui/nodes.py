@@ -11,24 +11,24 @@ from typing import Any
 from toma_diffusion.config import PRESETS
 from toma_diffusion.errors import UsageError
 from toma_diffusion.integrations.comfyui import _comfy
-from toma_diffusion.integrations.comfyui.session import Session, reason_to_pass_through
+from toma_diffusion.integrations.comfyui.session import Session
 
 logger = logging.getLogger(__name__)
 
 CATEGORY = "model_patches/ToMA"
 AS_IN_PRESET = -1.0
 """A number that stands for what the preset says."""
-PRESET_REUSE = "as in the preset"
-REUSE: Mapping[str, dict[str, Any]] = MappingProxyType(
+PRESET_SHARE = "as in the preset"
+COMPUTED: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
-        PRESET_REUSE: {},
-        "off": {"reuse": None},
-        "1 step of 2": {"period": 2},
-        "3 steps of 4": {"period": 4},
-        "5 steps of 6": {"period": 6},
+        PRESET_SHARE: {},
+        "off": {"skip": None},
+        "60 % of the steps": {"computed": 0.6},
+        "40 % of the steps": {"computed": 0.4},
+        "30 % of the steps": {"computed": 0.3},
     }
 )
-"""The choices for reuse over time, and what they set."""
+"""The choices for skipped steps, and what they set."""
 
 
 @dataclass(frozen=True)
@@ -60,26 +60,26 @@ class Node:
     is_output_node: bool = False
 
 
-def accelerate(model: Any, preset: str, ratio: float, start: float, end: float, reuse: str) -> tuple[Any, str]:
-    """A clone of the model that samples faster. A model that is not supported is returned as it is."""
-    session = Session(preset, overrides_of(preset, ratio, start, end, reuse))
-    reason = reason_to_pass_through(model)
-    if reason is not None:
-        logger.warning("ToMA: the model is passed on unchanged: %s", reason)
-        return model, f"unchanged: {reason}"
+def accelerate(model: Any, preset: str, ratio: float, start: float, end: float, computed: str) -> tuple[Any, str]:
+    """A clone of the model that samples faster. A model with which nothing can be done is returned as it is."""
+    session = Session(preset, overrides_of(preset, ratio, start, end, computed))
+    fitted = session.fit(model)
+    if fitted.obstacle is not None:
+        logger.warning("ToMA: the model is passed on unchanged: %s", fitted.obstacle)
+        return model, f"unchanged: {fitted.obstacle}"
     session.check(model)
     clone = model.clone()
     _comfy.wrap_sampling(clone, session)
-    return clone, f"ToMA, preset {preset}"
+    return clone, "\n".join([f"ToMA, preset {preset}", *fitted.notes])
 
 
-def overrides_of(preset: str, ratio: float, start: float, end: float, reuse: str) -> dict[str, Any]:
+def overrides_of(preset: str, ratio: float, start: float, end: float, computed: str) -> dict[str, Any]:
     """The settings that differ from those of the preset."""
     if preset not in PRESETS:
         raise UsageError(f"preset={preset!r} is not known: use one of {', '.join(PRESETS)}.")
-    if reuse not in REUSE:
-        raise UsageError(f"reuse={reuse!r} is not known: use one of {', '.join(REUSE)}.")
-    of_preset, changes = PRESETS[preset], dict(REUSE[reuse])
+    if computed not in COMPUTED:
+        raise UsageError(f"computed={computed!r} is not known: use one of {', '.join(COMPUTED)}.")
+    of_preset, changes = PRESETS[preset], dict(COMPUTED[computed])
     if ratio >= 0:
         changes["ratio"] = ratio
     if start >= 0 or end >= 0:
@@ -95,10 +95,10 @@ def overrides_of(preset: str, ratio: float, start: float, end: float, reuse: str
     if changes.keys() & {"ratio", "window"}:
         changes["max_steps"] = None  # who asks for merging gets it, whatever the number of steps
     config = of_preset.changed(changes)
-    if not config.ratio and config.reuse is None:
+    if not config.ratio and config.skip is None:
         raise UsageError(
-            f"preset={preset!r} with ratio={config.ratio:g} and reuse={reuse!r} would do nothing: set a ratio above 0, "
-            "or choose how many steps reuse, or bypass the node."
+            f"preset={preset!r} with ratio={config.ratio:g} and computed={computed!r} would do nothing: set a ratio "
+            "above 0, or choose how many steps are computed, or bypass the node."
         )
     return changes
 
@@ -107,8 +107,10 @@ def report(model: Any, samples: Any) -> tuple[str, str]:
     """What the last sampling with this clone did."""
     session = _comfy.wrapper_of(model)
     if session is None:
-        reason = reason_to_pass_through(model) or "connect the MODEL that 'ToMA: accelerate model' returns"
-        text = f"This model is not accelerated: {reason}"
+        text = (
+            "This model is not accelerated: connect the MODEL that 'ToMA: accelerate model' returns. If it is "
+            "connected, that node says why it passed the model on."
+        )
     elif session.last is None:
         text = "This model has not sampled yet: connect the LATENT that its sampler returns."
     elif isinstance(session.last, str):
@@ -126,7 +128,7 @@ def _fraction(name: str, tooltip: str, most: float = 1.0) -> Field:
 ACCELERATE = Node(
     node_id="ToMAAccelerateModel",
     display_name="ToMA: accelerate model",
-    description="Makes a model sample faster, by reuse over time, by merging tokens, or by both. No training needed.",
+    description="Makes a model sample faster, by skipping steps, by merging tokens, or by both. No training needed.",
     inputs=(
         Field("model", "MODEL", "The model. Put LoRAs and other patches before or after this node."),
         Field(
@@ -140,11 +142,12 @@ ACCELERATE = Node(
         _fraction("start", "From which fraction of the steps on tokens are merged. Later keeps more detail."),
         _fraction("end", "Up to which fraction of the steps tokens are merged."),
         Field(
-            "reuse",
+            "computed",
             "COMBO",
-            "How many steps reuse what earlier ones computed. More is faster and loses more detail.",
-            options=tuple(REUSE),
-            settings={"default": PRESET_REUSE},
+            "In how many steps the model runs. In the others its output is predicted. Fewer is faster and loses more "
+            "detail.",
+            options=tuple(COMPUTED),
+            settings={"default": PRESET_SHARE},
         ),
     ),
     output="MODEL",
@@ -154,7 +157,7 @@ ACCELERATE = Node(
 REPORT = Node(
     node_id="ToMAReport",
     display_name="ToMA: report",
-    description="Says what was merged and reused in the last sampling, and how much time that saved.",
+    description="Says what was skipped and merged in the last sampling, and how much time that saved.",
     inputs=(
         Field("model", "MODEL", "The MODEL that 'ToMA: accelerate model' returns."),
         Field("samples", "LATENT", "The LATENT that the sampler returns: the report is made after it has run."),

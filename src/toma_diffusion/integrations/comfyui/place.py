@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ class Place:
     """Of how many parts the batch consists that are the same pictures with other prompts; 1 if that is not certain."""
     begins: bool
     """Whether it is the first call of a generation."""
+    repeats: bool
+    """Whether the sampler evaluates the model once more in this step."""
 
 
 class PlaceReader:
@@ -34,15 +37,17 @@ class PlaceReader:
 
     A step is recognised by the noise level, `sigmas`: it is the last of `sample_sigmas` that is not below it. So the
     second call of a sampler that looks at a level between two steps belongs to the step before, and one that looks
-    ahead at the next level belongs to the next step. A pass is recognised by its conditionings, `uuids`.
+    ahead at the next level belongs to the next step. A pass is recognised by its conditionings, `uuids`. All passes of
+    one evaluation by the sampler share one tensor `sigmas`.
     """
 
     def __init__(self) -> None:
+        self.levels: list[float] = []
+        """The noise levels of the schedule."""
         self._schedule: Any = None
         """The tensor `sample_sigmas` that was last seen."""
-        self._levels: list[float] = []
         self._noise: tuple[Any, float] = (None, 0.0)
-        """The tensor `sigmas` that was last seen, and its value: all passes of a call of the sampler share one."""
+        """The tensor `sigmas` that was last seen, and its value."""
         self._step = -1
         self._ordinals: dict[PassKey, int] = {}
         self._seen: dict[tuple[Any, ...], int] = {}
@@ -52,9 +57,11 @@ class PlaceReader:
         """The place of the next call. A noise level is read from its tensor once, as samplers do themselves."""
         schedule = options["sample_sigmas"]
         if schedule is not self._schedule:
-            self._schedule, self._levels, self._step = schedule, schedule.tolist(), -1
-        step = step_of(self._level(options["sigmas"]), self._levels)
+            self._schedule, self.levels, self._step = schedule, schedule.tolist(), -1
+        is_evaluation = options["sigmas"] is not self._noise[0]
+        step = step_of(self._level(options["sigmas"]), self.levels)
         begins = self._step < 0 or step < self._step
+        repeats = is_evaluation and step == self._step
         if begins:
             self._ordinals.clear()
         if step != self._step:
@@ -63,7 +70,8 @@ class PlaceReader:
         key = tuple(options["uuids"])
         times = self._seen[key] = self._seen.get(key, -1) + 1
         ordinal = self._ordinals.setdefault((key, times), len(self._ordinals))
-        return Place(step, num_steps(self._levels), ordinal, parts_of(options["cond_or_uncond"]), begins)
+        parts = parts_of(options["cond_or_uncond"])
+        return Place(step, num_steps(self.levels), ordinal, parts, begins, repeats)
 
     def _level(self, noise: Any) -> float:
         if noise is not self._noise[0]:
@@ -76,7 +84,7 @@ def missing(options: Options) -> list[str]:
     return [name for name in ("sigmas", "sample_sigmas", "cond_or_uncond", "uuids") if options.get(name) is None]
 
 
-def num_steps(levels: list[float]) -> int:
+def num_steps(levels: Sized) -> int:
     """Steps of a schedule; its last level is where it ends."""
     return max(1, len(levels) - 1)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from toma_diffusion.hooks.summary import Summary
 
-WHOLE, MERGED, REUSED = "whole", "merged", "reused"
-KINDS = (WHOLE, MERGED, REUSED)
+WHOLE, MERGED, SKIPPED = "whole", "merged", "skipped"
+KINDS = (WHOLE, MERGED, SKIPPED)
 
 
 @dataclass
@@ -39,7 +39,7 @@ class StepTimes:
         self._began, self._kind = now, None
 
     def note(self, kind: str) -> None:
-        """A call of the running step did this. If its calls did several things, it counts as reused before merged."""
+        """A call of the running step did this. If its calls did several things, it counts as skipped before merged."""
         self._kind = kind if self._kind is None else max(self._kind, kind, key=KINDS.index)
 
     def end(self) -> None:
@@ -54,7 +54,7 @@ class StepTimes:
         lines = [f"steps: {counted}" if counted else "no step was made"]
         means = {kind: sum(times) / len(times) for kind, times in self.seconds.items() if times}
         lines += [f"a {kind} step took {mean:.3f} s on average" for kind, mean in means.items()]
-        fast = [kind for kind in (MERGED, REUSED) if kind in means]
+        fast = [kind for kind in (MERGED, SKIPPED) if kind in means]
         if WHOLE in means and fast:
             saved = sum(self.counts[kind] * (means[WHOLE] - means[kind]) for kind in fast)
             spent = sum(self.counts[kind] * means[kind] for kind in means)

@@ -9,23 +9,38 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from toma_diffusion.api import apply_with
+from toma_diffusion.config import ToMAConfig
 from toma_diffusion.handle import ToMAHandle
 from toma_diffusion.hooks.arguments import Arguments, Given, Keywords
-from toma_diffusion.hooks.root import find_root
+from toma_diffusion.hooks.root import RootHook, find_root
 from toma_diffusion.hooks.sites import Hook
 from toma_diffusion.integrations.comfyui import _comfy
 from toma_diffusion.integrations.comfyui.adapters import ComfyAdapter, find_comfy_adapter, reason_to_refuse
 from toma_diffusion.integrations.comfyui.adapters.base import transformer_options
-from toma_diffusion.integrations.comfyui.place import PlaceReader, missing
-from toma_diffusion.integrations.comfyui.report import MERGED, REUSED, WHOLE, Report, StepTimes
+from toma_diffusion.integrations.comfyui.place import Place, PlaceReader, missing, num_steps
+from toma_diffusion.integrations.comfyui.report import MERGED, SKIPPED, WHOLE, Report, StepTimes
+from toma_diffusion.integrations.comfyui.solver import SEVERAL, read_levels, sampler_name
+from toma_diffusion.skip.denoiser import Skipper
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The settings as a model and a sampler allow them."""
+
+    overrides: Mapping[str, Any]
+    notes: tuple[str, ...]
+    """What is not done, and why."""
+    obstacle: str | None
+    """Why the model is left as it is, if so."""
 
 
 class Session:
@@ -40,47 +55,72 @@ class Session:
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """Sample."""
         patcher = executor.class_obj.model_patcher
-        reason = reason_to_pass_through(patcher)
-        if reason is not None:
-            self.last = reason
-            logger.warning("ToMA: not accelerated: %s", reason)
+        sampler = sampler_name(_comfy.sampler_of(args, kwargs))
+        fitted = self.fit(patcher, sampler)
+        if fitted.obstacle is not None:
+            self.last = fitted.obstacle
+            logger.warning("ToMA: not accelerated: %s", fitted.obstacle)
             return executor(*args, **kwargs)
-        with self._hooks(_comfy.denoiser_of(patcher)):
+        with self._hooks(patcher, sampler, fitted):
             return executor(*args, **kwargs)
+
+    def fit(self, patcher: Any, sampler: str = "") -> Fitted:
+        """Leave out of the settings what cannot be done. The sampler is not known before the clone samples."""
+        model = _comfy.denoiser_of(patcher)
+        config = ToMAConfig.from_preset(self.preset, **self.overrides)
+        changes: dict[str, Any] = {}
+        notes = []
+        if config.ratio and find_comfy_adapter(model) is None:
+            changes["ratio"] = 0.0
+            notes.append(reason_to_refuse(model))
+        if config.skip is not None and sampler in SEVERAL:
+            changes["skip"] = None
+            notes.append(f"the sampler {sampler} evaluates the model several times a step: nothing is skipped")
+        config = config.changed(changes)
+        cache = _comfy.cache_of(patcher) if config.skip is not None else None
+        obstacle = None
+        if _comfy.is_compiled(patcher):
+            obstacle = "torch.compile is not supported together with ToMA in ComfyUI: bypass one of the two nodes"
+        elif cache is not None:
+            obstacle = f"{cache} skips steps already: bypass one of the two nodes"
+        elif notes and not config.ratio and config.skip is None:
+            obstacle = "; ".join(notes)
+        elif find_root(model) is not None:
+            obstacle = "a clone of this model is sampling with ToMA already"
+        return Fitted(self.overrides | changes, tuple(notes), obstacle)
 
     def check(self, patcher: Any) -> None:
         """Raise now if the settings do not fit this model, not when it samples."""
         model = _comfy.denoiser_of(patcher)
-        apply_with(_adapter_of(model), model, self.preset, self.overrides).remove()
+        apply_with(find_comfy_adapter(model), model, self.preset, self.fit(patcher).overrides).remove()
 
     @contextmanager
-    def _hooks(self, model: nn.Module) -> Iterator[None]:
-        adapter = _adapter_of(model)
-        reader = ReadCall(self, adapter)
-        reader.bind(model)
-        place = model.register_forward_pre_hook(reader, with_kwargs=True)
+    def _hooks(self, patcher: Any, sampler: str, fitted: Fitted) -> Iterator[None]:
+        model = _comfy.denoiser_of(patcher)
+        adapter = find_comfy_adapter(model)
+        handle = apply_with(adapter, model, self.preset, fitted.overrides)
+        reader = ReadCall(self, adapter, handle, _comfy.model_sampling_of(patcher), sampler)
+        reader.notes.update(dict.fromkeys(fitted.notes))
         try:
-            handle = apply_with(adapter, model, self.preset, self.overrides)
-            reader.handle = handle
-            try:
-                yield
-                self.last = reader.report(interrupted=False)
-            except BaseException:
-                self.last = reader.report(interrupted=True)
-                raise
-            finally:
-                handle.remove()
+            reader.put()
+            yield
+            self.last = reader.report(interrupted=False)
+        except BaseException:
+            self.last = reader.report(interrupted=True)
+            raise
         finally:
-            place.remove()
+            handle.remove()
 
 
 @dataclass(eq=False)
 class ReadCall(Hook):
-    """Forward pre-hook of the model, before all others: sets the step and the pass, or has the call run as it is."""
+    """Runs before every call of the model: sets the step and the pass, or has the call run as it is."""
 
     session: Session
-    adapter: ComfyAdapter
-    handle: ToMAHandle | None = None
+    adapter: ComfyAdapter | None
+    handle: ToMAHandle
+    model_sampling: Any
+    sampler: str
     places: PlaceReader = field(default_factory=PlaceReader)
     times: StepTimes = field(default_factory=StepTimes)
     notes: dict[str, None] = field(default_factory=dict)
@@ -88,35 +128,69 @@ class ReadCall(Hook):
     _step: int | None = None
     _awaits_note: bool = False
     """Whether a call has begun of which it is not noted yet what it did."""
+    _skipped: int = 0
+    """How many steps of this generation were skipped."""
+    _has_repeated: bool = False
+    """Whether the sampler has evaluated the model twice in a step."""
+
+    def put(self) -> None:
+        """Put it in. If steps are skipped, it must be outside of what skips them: hooks do not run in such a step."""
+        model, skipper = self.handle.model, self._skipper
+        self.bind(model)
+        if skipper is not None:
+            skipper.before = partial(self, model)
+        else:
+            model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         """Before the call."""
-        handle = self.handle
-        if handle is None:
-            return
-        self._note_last(module)
+        self._note_last()
         given = Given(self.names, args, kwargs)
         reason = self._reason_to_leave_alone(module, given)
-        if (reason is None) != handle.enabled:
-            handle.enabled = reason is None
+        # Not by the handle, which forgets what earlier steps returned.
+        self._root.state.enabled = reason is None
         if reason is not None:
             self.notes[f"calls ran as they are: {reason}"] = None
             return
         place = self.places.read(transformer_options(given))
-        if place.begins:
-            handle.begin(place.num_steps)
-        if place.begins or place.step != self._step:
-            self.times.begin_step()
-        handle.step(place.step, place.ordinal, place.parts)
+        self._begin(place)
+        self.handle.step(place.step, place.ordinal, place.parts)
         self._step, self._awaits_note = place.step, True
 
     def report(self, *, interrupted: bool) -> Report:
         """What happened."""
-        if self.handle is None:
-            raise RuntimeError("nothing was applied yet.")
-        self._note_last(self.handle.model)
+        self._note_last()
         self.times.end()
         return Report(self.handle.summary(), self.times, tuple(self.notes), interrupted)
+
+    @property
+    def _root(self) -> RootHook:
+        root = find_root(self.handle.model)
+        assert root is not None  # it is there until the handle is removed
+        return root
+
+    @property
+    def _skipper(self) -> Skipper | None:
+        outermost = self._root.outermost
+        return outermost if isinstance(outermost, Skipper) else None
+
+    def _begin(self, place: Place) -> None:
+        """Begin the generation or the step, if the call is the first of it."""
+        skipper = self._skipper
+        if place.begins:
+            levels = None if skipper is None else read_levels(self.model_sampling, self.places.levels, self.sampler)
+            self.handle.begin(place.num_steps, levels)
+            self._skipped = 0
+        if place.begins or place.step != self._step:
+            self.times.begin_step()
+        if skipper is None:
+            return
+        if place.repeats:
+            self._has_repeated = True
+            why = f"the sampler {self.sampler} evaluates the model several times a step"
+            self.notes[f"{why}: nothing more is skipped"] = None
+        if self._has_repeated:
+            skipper.generation = replace(skipper.generation, computed=None)
 
     def _reason_to_leave_alone(self, module: nn.Module, given: Given) -> str | None:
         options = transformer_options(given)
@@ -126,33 +200,22 @@ class ReadCall(Hook):
             return f"the sampler does not say in transformer_options which step it is ({', '.join(lacking)})"
         if options.get("context_window") is not None:
             return "context windows are not supported"
+        if self.adapter is None or not self._merges(num_steps(options["sample_sigmas"])):
+            return None
         return self.adapter.reason_to_leave_alone(module, given)
 
-    def _note_last(self, module: nn.Module) -> None:
+    def _merges(self, count: int) -> bool:
+        """Whether tokens are merged in a generation of so many steps."""
+        state = self._root.state
+        return bool(state.slots) and state.schedule.merges(count)
+
+    def _note_last(self) -> None:
         """Note what the last call did."""
-        root = find_root(module)
-        if not self._awaits_note or root is None:
+        if not self._awaits_note:
             return
         self._awaits_note = False
-        state = root.state
-        merges = state.active and any(not plan.is_identity for plan in state.current.values())
-        self.times.note(REUSED if state.reusing else MERGED if merges else WHOLE)
-
-
-def reason_to_pass_through(patcher: Any) -> str | None:
-    """Why a clone is left as it is, if so."""
-    model = _comfy.denoiser_of(patcher)
-    if _comfy.is_compiled(patcher):
-        return "torch.compile is not supported together with ToMA in ComfyUI: bypass one of the two nodes"
-    if find_comfy_adapter(model) is None:
-        return reason_to_refuse(model)
-    if find_root(model) is not None:
-        return "a clone of this model is sampling with ToMA already"
-    return None
-
-
-def _adapter_of(model: nn.Module) -> ComfyAdapter:
-    adapter = find_comfy_adapter(model)
-    if adapter is None:
-        raise TypeError(reason_to_refuse(model))
-    return adapter
+        root = self._root
+        skipped = 0 if root.outermost is None else root.outermost.counts[1]
+        merges = root.state.active and any(not plan.is_identity for plan in root.state.current.values())
+        self.times.note(SKIPPED if skipped > self._skipped else MERGED if merges else WHOLE)
+        self._skipped = skipped

@@ -1,4 +1,4 @@
-"""The model families of ComfyUI that can be accelerated, one per file. ComfyUI itself is never imported here."""
+"""The model families of ComfyUI in which tokens can be merged, one per file. ComfyUI itself is never imported here."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def find_comfy_adapter(model: nn.Module) -> ComfyAdapter | None:
 
 
 def reason_to_refuse(model: nn.Module) -> str:
-    """Why a model without an adapter is left as it is."""
+    """Why no tokens are merged in a model without an adapter."""
     supported = "; ".join(adapter.supports for adapter in _ADAPTERS)
-    return f"{type(model).__name__} is not supported. Supported are: {supported}."
+    return f"tokens of {type(model).__name__} cannot be merged, only those of: {supported}"

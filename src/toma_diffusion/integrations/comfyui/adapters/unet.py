@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
-from toma_diffusion.adapters import Block, Call, Given, Grid, Part, PassOn, SiteSpec, Stream, around, part_of
+from toma_diffusion.adapters import Block, Call, Given, Grid, SiteSpec, around
 from toma_diffusion.integrations.comfyui.adapters.base import ComfyAdapter, patches, transformer_options
 
 TRANSFORMER = "SpatialTransformer"
@@ -38,14 +36,6 @@ class UNetAdapter(ComfyAdapter):
             if type(layer).__name__ == TRANSFORMER
             for number, block in enumerate(layer.transformer_blocks)
         ]
-
-    def parts(self, model: Any, deep: bool) -> list[Part]:
-        """The blocks of every `SpatialTransformer`. With `deep`, everything below the first level is one part."""
-        below = below_first_level(model) if deep else None
-        if below is None:
-            return super().parts(model, deep)
-        above = [block for block in self.blocks(model) if block.level == 0]
-        return [*(part_of(list(blocks)) for _, blocks in groupby(above, key=lambda block: block.run)), below]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """The grid is halved from level to level, rounded up by a convolution and down by pooling."""
@@ -85,68 +75,6 @@ def layers(model: Any) -> Iterator[tuple[str, Any, int]]:
         for number, layer in enumerate(block):
             yield f"output_blocks.{index}.{number}", layer, level
             level -= _is(layer, "Upsample")
-
-
-def below_first_level(model: Any) -> Part | None:
-    """All layers from the first `Downsample` to the last `Upsample`. None if there are none, or others among them."""
-    every = [layer for _, layer, _ in layers(model)]
-    down = next((index for index, layer in enumerate(every) if _is(layer, "Downsample")), None)
-    up = next((index for index in reversed(range(len(every))) if _is(every[index], "Upsample")), None)
-    if down is None or up is None:
-        return None
-    inside = every[down : up + 1]
-    if any(type(layer).__name__ not in STAND_INS for layer in inside):
-        return None
-    return Part(
-        name="below level 0",
-        modules=tuple(inside),
-        stand_ins=tuple(STAND_INS[type(layer).__name__] for layer in inside),
-        streams=(Stream(LatentShape(inside[-1].out_channels)),),
-    )
-
-
-@dataclass(frozen=True)
-class LatentShape:
-    """The shape of the first level, with so many channels."""
-
-    channels: int
-
-    def __call__(self, call: Call) -> tuple[int, ...]:
-        """In that call."""
-        batch, _, height, width = call.sample.shape
-        return batch, self.channels, height, width
-
-
-@dataclass(frozen=True)
-class Zeros:
-    """What a convolutional layer returns if it does not run: zeros in the shape of its result. Only layers that do not
-    run either read them, and a ControlNet, which adds to them."""
-
-    scale: float = 1.0
-    """Of the picture's sides."""
-
-    def __call__(self, module: Any, given: Given) -> Tensor:
-        """In the shape of the result."""
-        tokens = given.tokens
-        height, width = tokens.shape[-2:]
-        wanted = given["output_shape"]
-        if wanted is not None:
-            height, width = wanted[-2:]
-        elif self.scale < 1:
-            rounding_up = 1 if module.use_conv else 0
-            height, width = (height + rounding_up) // 2, (width + rounding_up) // 2
-        elif self.scale > 1:
-            height, width = 2 * height, 2 * width
-        return tokens.new_zeros(tokens.shape[0], module.out_channels, height, width)
-
-
-STAND_INS: Mapping[str, Callable[[Any, Given], Tensor]] = {
-    "Downsample": Zeros(0.5),
-    "ResBlock": Zeros(),
-    TRANSFORMER: PassOn(),
-    "Upsample": Zeros(2.0),
-}
-"""What each kind of layer returns if it does not run."""
 
 
 def _describe(module: Any, name: str, level: int) -> Block:
