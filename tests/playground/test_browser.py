@@ -136,7 +136,7 @@ def test_a_picture_and_all_that_is_said_about_it(open_page, width):
 
 def test_the_code_can_be_copied_and_runs(open_page, tmp_path):
     page = open_page()
-    choose(page, "reuse")
+    choose(page, "fast")
     page.fill("#prompt textarea", 'a "red" apple')
     page.locator("#code", has_text='\\"red\\"').wait_for()
     page.locator("#code button").last.click()
@@ -150,8 +150,10 @@ def test_the_code_can_be_copied_and_runs(open_page, tmp_path):
 def test_the_controls_follow_the_method(open_page):
     page = open_page()
     choose(page, "faster")
-    page.wait_for_function("document.querySelector('#period input[type=number]').value == '3.3'")
+    page.wait_for_function("document.querySelector('#computed input[type=number]').value == '6'")
     assert page.input_value("#ratio input[type=number]") == "0"
+    page.fill("#steps input", "40")
+    page.wait_for_function("document.querySelector('#computed input[type=number]').value == '12'")
 
 
 @pytest.mark.parametrize("width", WIDTHS)

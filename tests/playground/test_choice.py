@@ -4,47 +4,56 @@ import pytest
 
 from toma_diffusion import METHODS, PRESETS, UsageError
 from toma_diffusion.methods import named_config
-from toma_diffusion.playground.choice import MOST_STEPS, Choice, period_of, request_of
+from toma_diffusion.playground.choice import ALL, MOST_STEPS, Choice, count_computed, request_of
 
 
 @pytest.mark.parametrize("method", [*PRESETS, *METHODS])
 def test_the_values_that_a_method_has_anyway_change_nothing(method):
     own = named_config(method, {})
-    choice = Choice.of(method, own.ratio, period_of(own))
-    assert choice.overrides == {}
-    assert choice.config == own
-    assert choice.in_words(20)
+    for steps in (20, 4, 1):
+        choice = Choice.of(method, own.ratio, count_computed(own, steps), steps)
+        assert choice.overrides == {}
+        assert choice.config == own
+        assert choice.in_words(steps)
 
 
 @pytest.mark.parametrize(
-    ("method", "ratio", "period", "overrides"),
+    ("method", "ratio", "computed", "overrides"),
     [
-        ("toma-stage", 0.25, 1, {"ratio": 0.25}),
-        ("toma-stage", 0.5, 3, {"period": 3}),
-        ("fast", 0.5, 2, {"ratio": 0.5, "period": 2}),
-        ("balanced", 0.5, 1, {"reuse": None}),
+        ("toma-stage", 0.25, 20, {"ratio": 0.25}),
+        ("toma-stage", 0.5, 7, {"computed": 7}),
+        ("fast", 0.5, 10, {"ratio": 0.5, "computed": 10}),
+        ("balanced", 0.5, 20, {"skip": None}),
     ],
 )
-def test_only_changes_are_passed_on(method, ratio, period, overrides):
-    choice = Choice.of(method, ratio, period)
+def test_only_changes_are_passed_on(method, ratio, computed, overrides):
+    choice = Choice.of(method, ratio, computed, 20)
     assert choice.overrides == overrides
     assert choice.config.ratio == ratio
-    assert period_of(choice.config) == period
+    assert count_computed(choice.config, 20) == computed
+
+
+def test_more_computed_steps_than_there_are_mean_all():
+    """The slider may show the number of a longer generation for a moment."""
+    assert Choice.of("fast", 0.5, 20, 8) == Choice("fast", ratio=0.5, computed=ALL)
+    assert Choice.of("toma-stage", 0.5, 20, 8) == Choice("toma-stage")
 
 
 def test_settings_that_change_nothing_are_refused():
-    with pytest.raises(UsageError, match="change nothing"):
-        _ = Choice.of("fast", 0.0, 1).config
+    with pytest.raises(UsageError, match="changes nothing"):
+        _ = Choice.of("fast", 0.0, 20, 20).config
 
 
 def test_an_empty_number_is_refused():
     with pytest.raises(UsageError, match="is empty"):
-        Choice.of("fast", None, 2)
+        Choice.of("fast", None, 2, 20)
+    with pytest.raises(UsageError, match="is empty"):
+        Choice.of("fast", 0.5, None, 20)
 
 
 def test_a_change_without_effect_is_said():
     assert "merges tokens only in generations of 4 steps" in Choice("balanced", ratio=0.75).unused(20)[0]
-    assert "reuses only in generations of 5 steps" in Choice("balanced", period=3).unused(4)[0]
+    assert "skips steps only in generations of 5" in Choice("balanced", computed=3).unused(4)[0]
     assert Choice("balanced", ratio=0.75).unused(4) == []
     assert Choice("toma-stage", ratio=0.75).unused(20) == []
 

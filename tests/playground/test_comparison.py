@@ -16,7 +16,7 @@ from toma_diffusion.playground import comparison as module
 from toma_diffusion.playground import html
 from toma_diffusion.playground.choice import Choice
 from toma_diffusion.playground.code import as_code
-from toma_diffusion.playground.comparison import COMPUTED, MERGED, REUSED, Comparer, steps_of
+from toma_diffusion.playground.comparison import COMPUTED, MERGED, SKIPPED, Comparer, steps_of
 from toma_diffusion.playground.models import Models
 
 MODEL = str(pipeline_folder())
@@ -76,7 +76,7 @@ def test_the_model_is_left_as_it_was(comparer):
 
 def test_an_equal_request_has_the_earlier_original_and_its_time(comparer):
     found, _ = compare(comparer)
-    later, told = compare(comparer, Choice("reuse"))
+    later, told = compare(comparer, Choice("fast"))
     assert later.original is found.original
     assert found.is_original_new
     assert not later.is_original_new
@@ -98,13 +98,13 @@ def test_the_oldest_originals_are_forgotten(comparer, monkeypatch):
     assert compare(comparer, maps=False)[0].is_original_new
 
 
-def test_a_step_is_computed_merged_or_reused(comparer):
-    found, _ = compare(comparer, Choice("reuse"), replace(REQUEST, steps=6))
-    assert found.steps == (COMPUTED, COMPUTED, REUSED, COMPUTED, REUSED, COMPUTED)
-    assert "computed 4 steps and reused 2" in found.summary  # what the model itself has counted
+def test_a_step_is_computed_merged_or_skipped(comparer):
+    found, _ = compare(comparer, Choice("fast", computed=4), replace(REQUEST, steps=6))
+    assert found.steps == (COMPUTED, COMPUTED, COMPUTED, SKIPPED, SKIPPED, COMPUTED)
+    assert "4 of 6 steps were computed (0, 1, 2, 5), 2 skipped" in found.summary  # what the model itself has counted
     assert found.maps == ()
-    late = Choice("toma-late", period=2).config
-    assert set(steps_of(late, 20)) == {COMPUTED, MERGED, REUSED}
+    late = Choice("toma-late", computed=10).config
+    assert set(steps_of(late, 20)) == {COMPUTED, MERGED, SKIPPED}
 
 
 def test_other_methods_have_no_map(comparer):
@@ -136,7 +136,7 @@ def test_a_changed_ratio_without_effect_is_noted(comparer):
 
 @pytest.mark.parametrize(
     "choice",
-    [STAGE, Choice("fast", ratio=0.5, period=2), Choice("reuse", period=3), Choice("tofu")],
+    [STAGE, Choice("toma-late", ratio=0.5, computed=3), Choice("fast", computed=2), Choice("tofu")],
     ids=lambda choice: choice.method,
 )
 def test_the_code_generates_the_same_picture(comparer, choice, tmp_path, monkeypatch):

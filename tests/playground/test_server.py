@@ -155,10 +155,17 @@ class TestHandlers:
 
     def test_words_and_code_follow_the_controls(self, page, models):
         describe = page._describe_with(models)
-        words, code = describe(MODEL, "a red apple", 0, 20, None, "fast", 0.0, 3)
-        assert "reuse" in words
-        assert 'apply_toma(pipe, "fast", period=3)' in code
-        assert describe(MODEL, "", 0, 20, None, "fast", 0.0, 3)[1] == "# the prompt is empty: describe the picture."
+        words, code = describe(MODEL, "a red apple", 0, 20, None, "fast", 0.0, 6)
+        assert words.startswith("6 of 20 steps are computed: 0, 1, ")
+        assert 'apply_toma(pipe, "fast", computed=6)' in code
+        assert describe(MODEL, "", 0, 20, None, "fast", 0.0, 6)[1] == "# the prompt is empty: describe the picture."
+
+    def test_the_slider_of_computed_steps_follows_method_and_steps(self, page):
+        ratio, slider = page._own_values("fast", 20)
+        assert (ratio, slider.value, slider.maximum) == (0.0, 8, 20)
+        slider = page._own_computed("toma-stage", 30)
+        assert (slider.value, slider.maximum) == (30, 30)
+        assert "value" not in page._own_computed("fast", 0)
 
     def test_all_that_runs_a_model_waits_in_one_queue(self, page, models, tmp_path):
         built = page.build_page(Comparer(models), Searches(models, tmp_path))

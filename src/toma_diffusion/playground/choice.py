@@ -11,12 +11,13 @@ from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import Variant
 from toma_diffusion.methods import named_config
 from toma_diffusion.pipelines.generation import ImageRequest
+from toma_diffusion.skip.schedule import computed_steps
 from toma_diffusion.tune.setting import in_sentences
 
 MOST_STEPS = 200
 """A picture of more would keep the machine busy for long, and others on the page waiting."""
-NEVER = 1
-"""The period of a method that computes every step."""
+ALL = 0
+"""In place of a number of computed steps: none is skipped."""
 
 
 @dataclass(frozen=True)
@@ -26,32 +27,37 @@ class Choice:
     method: str
     ratio: float | None = None
     """Fraction of the tokens to remove. None: that of the method."""
-    period: float | None = None
-    """One of so many steps is computed, the others reuse; 1: all are computed. None: that of the method."""
+    computed: int | None = None
+    """How many steps are computed; the others are skipped. 0: all. None: that of the method."""
 
     @classmethod
-    def of(cls, method: str, ratio: float | None, period: float | None) -> Choice:
+    def of(cls, method: str, ratio: float | None, computed: float | None, steps: int) -> Choice:
         """From the controls of the page, which always show a value: one that the method has anyway is not a change."""
         own = named_config(method, {})
-        if ratio is None or period is None:
-            raise UsageError("the ratio or the reuse period is empty: give a number, or choose the method again.")
+        if ratio is None or computed is None:
+            raise UsageError(
+                "the ratio or the number of computed steps is empty: give one, or choose the method again."
+            )
         changed_ratio = None if ratio == own.ratio else ratio
-        return cls(method, changed_ratio, None if period == period_of(own) else period)
+        count = min(check_integer("computed steps", computed, minimum=1), steps)
+        if count == count_computed(own, steps):
+            return cls(method, changed_ratio)
+        return cls(method, changed_ratio, ALL if count == steps else count)
 
     @property
     def overrides(self) -> dict[str, Any]:
         """The arguments of `apply_toma` after the name of the method."""
         changes: dict[str, Any] = {} if self.ratio is None else {"ratio": self.ratio}
-        if self.period == NEVER:
-            return changes | {"reuse": None}
-        return changes if self.period is None else changes | {"period": self.period}
+        if self.computed == ALL:
+            return changes | {"skip": None}
+        return changes if self.computed is None else changes | {"computed": self.computed}
 
     @property
     def config(self) -> Config:
         """Its settings, without the defaults of a model family. Raises `UsageError` if one is wrong."""
         config = named_config(self.method, self.overrides)
-        if config.ratio == 0 and config.reuse is None:
-            raise UsageError("a ratio of 0 and a reuse period of 1 change nothing: raise one of them.")
+        if config.ratio == 0 and config.skip is None:
+            raise UsageError("a ratio of 0 with all steps computed changes nothing: remove tokens, or skip steps.")
         return config
 
     def unused(self, steps: int) -> list[str]:
@@ -62,10 +68,10 @@ class Choice:
                 f"The ratio has no effect: {self.method} merges tokens only in generations of {config.max_steps} steps "
                 "or fewer. Try toma-stage or toma-late."
             )
-        if self.period not in (None, NEVER) and config.reuse is not None and steps < config.reuse.min_steps:
+        if self.computed and config.skip is not None and steps < config.skip.min_steps:
             found.append(
-                f"The reuse period has no effect: {self.method} reuses only in generations of "
-                f"{config.reuse.min_steps} steps or more."
+                f"The number of computed steps has no effect: {self.method} skips steps only in generations of "
+                f"{config.skip.min_steps} or more."
             )
         return found
 
@@ -74,9 +80,9 @@ class Choice:
         return " ".join(in_sentences(Variant(self.method, self.config), steps))
 
 
-def period_of(config: Config) -> float:
-    """The reuse period, as the page shows it."""
-    return NEVER if config.reuse is None else config.reuse.period
+def count_computed(config: Config, steps: int) -> int:
+    """How many of so many steps are computed."""
+    return steps if config.skip is None else len(computed_steps(config.skip, steps))
 
 
 def request_of(prompt: str | None, seed: float | None, steps: float | None, guidance: float | None) -> ImageRequest:

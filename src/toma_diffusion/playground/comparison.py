@@ -20,13 +20,14 @@ from toma_diffusion.metrics import Sample
 from toma_diffusion.pipelines.generation import ImageRequest, generate_image
 from toma_diffusion.playground.choice import Choice
 from toma_diffusion.playground.models import Models
+from toma_diffusion.skip.schedule import computed_steps
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_ORIGINALS = 32
 """How many pictures of the unchanged model are kept in memory."""
-COMPUTED, MERGED, REUSED = "computed", "merged", "reused"
+COMPUTED, MERGED, SKIPPED = "computed", "merged", "skipped"
 """What a step may be."""
 Report = Callable[[str, float], None]
 """Called with what is being done, and how much of it is done, from 0 to 1."""
@@ -53,7 +54,7 @@ class Comparison:
     scores: dict[str, float]
     """By the name of the metric."""
     steps: tuple[str, ...]
-    """What each step was: computed as usual, merged or reused."""
+    """What each step was: computed as usual, computed on merged tokens, or skipped."""
     maps: tuple[MergeMap, ...]
     """What merged into what."""
     summary: str
@@ -155,10 +156,11 @@ class Comparer:
 def steps_of(config: Config, num_steps: int) -> tuple[str, ...]:
     """What each of so many steps is."""
     schedule = Schedule.from_config(config)
+    computed = range(num_steps) if config.skip is None else computed_steps(config.skip, num_steps)
 
     def kind(step: int) -> str:
-        if schedule.reuses(step, num_steps):
-            return REUSED
+        if step not in computed:
+            return SKIPPED
         return MERGED if config.ratio > 0 and schedule.action(step, num_steps) is not None else COMPUTED
 
     return tuple(kind(step) for step in range(num_steps))

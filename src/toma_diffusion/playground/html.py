@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from itertools import groupby
 
-from toma_diffusion.playground.comparison import COMPUTED, MERGED, REUSED, Comparison
+from toma_diffusion.playground.comparison import COMPUTED, MERGED, SKIPPED, Comparison
 from toma_diffusion.report.tune_plots import front_plot, kinds_shown
 from toma_diffusion.tune.folder import TuneFolder
 from toma_diffusion.tune.measure import ORIGINAL
@@ -22,7 +22,7 @@ EARLIER = "The machine may have been busier or quieter then: to be sure, generat
 MEANINGS = {
     COMPUTED: "computed as usual",
     MERGED: "computed on merged tokens",
-    REUSED: "reused from earlier steps",
+    SKIPPED: "skipped, the output predicted",
 }
 
 

@@ -16,7 +16,7 @@ from toma_diffusion.inspection.clusters import choose_evenly
 from toma_diffusion.inspection.merge_map import MergeMap, draw_merge_map
 from toma_diffusion.methods import METHODS, named_config
 from toma_diffusion.playground import html
-from toma_diffusion.playground.choice import Choice, period_of, request_of
+from toma_diffusion.playground.choice import MOST_STEPS, Choice, count_computed, request_of
 from toma_diffusion.playground.code import as_code
 from toma_diffusion.playground.comparison import Comparer, Comparison
 from toma_diffusion.playground.models import Models
@@ -49,7 +49,6 @@ ABOUT_SEARCHES = (
     "stopped goes on where it was."
 )
 BEFORE_THE_FIRST = "Choose a method, then press “Generate and compare”."
-LONGEST_PERIOD = 8
 
 
 def build_page(comparer: Comparer, searches: Searches) -> Any:
@@ -73,7 +72,7 @@ def _compare_tab(comparer: Comparer, model: Any, page: Any) -> None:
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
             prompt, *numbers = _request_controls(models)
-            method, ratio, period = _choice_controls()
+            method, ratio, computed = _choice_controls(models)
             run = gr.Button("Generate and compare", variant="primary", elem_id="compare")
             again = gr.Checkbox(False, label="Generate the original again, to time both now", elem_id="again")
             maps = gr.Checkbox(True, label="Show what merges into what (takes one more run, which is not timed)")
@@ -104,10 +103,12 @@ def _compare_tab(comparer: Comparer, model: Any, page: Any) -> None:
             with gr.Accordion("What was done, in detail", open=False):
                 summary = gr.HTML(f'<p class="empty">{BEFORE_THE_FIRST}</p>', elem_id="summary")
 
-    inputs = [model, prompt, *numbers, method, ratio, period]
+    inputs = [model, prompt, *numbers, method, ratio, computed]
     outputs = [pictures, figures, gallery, summary]
     run.click(_compare_with(comparer), [*inputs, again, maps], outputs, show_progress_on=[pictures], **ONE_AT_A_TIME)
-    method.input(_own_values, method, [ratio, period], **AT_ONCE)
+    steps = numbers[1]
+    method.input(_own_values, [method, steps], [ratio, computed], **AT_ONCE)
+    steps.change(_own_computed, [method, steps], computed, **AT_ONCE)
     changes = [each.change for each in inputs]
     gr.on([*changes, page.load], _describe_with(models), inputs, [about, code], **AT_ONCE)
     model.change(lambda name: (models.prompts(name)[0], *models.usual(name)), model, [prompt, *numbers[1:]], **AT_ONCE)
@@ -125,21 +126,21 @@ def _request_controls(models: Models) -> list[Any]:
     return [prompt, seed, num_steps, scale]
 
 
-def _choice_controls() -> list[Any]:
-    """Method, ratio and reuse period."""
-    own = PRESETS[DEFAULT_PRESET]
+def _choice_controls(models: Models) -> list[Any]:
+    """Method, ratio and number of computed steps."""
+    own, steps = PRESETS[DEFAULT_PRESET], models.usual(models.first)[0]
     method = gr.Dropdown([*PRESETS, *METHODS], value=DEFAULT_PRESET, label="Preset or method", elem_id="method")
     ratio = gr.Slider(0, 0.95, own.ratio, step=0.05, label="Ratio of tokens removed", elem_id="ratio")
-    period = gr.Slider(
+    computed = gr.Slider(
         1,
-        LONGEST_PERIOD,
-        period_of(own),
-        step=0.1,
-        label="Reuse period",
-        info="One of so many steps is computed on average, the others reuse. 1: all are computed.",
-        elem_id="period",
+        max(2, steps),
+        count_computed(own, steps),
+        step=1,
+        label="Computed steps",
+        info="The others are skipped: the model does not run in them, and its output is predicted.",
+        elem_id="computed",
     )
-    return [method, ratio, period]
+    return [method, ratio, computed]
 
 
 def _compare_with(comparer: Comparer) -> Callable[..., Any]:
@@ -151,14 +152,14 @@ def _compare_with(comparer: Comparer) -> Callable[..., Any]:
         guidance: float | None,
         method: str,
         ratio: float | None,
-        period: float | None,
+        computed: float | None,
         again: bool,
         maps: bool,
         progress: Any = gr.Progress(),  # noqa: B008 - how gradio hands it over
     ) -> list[Any]:
         with messages():
             request = request_of(prompt, seed, steps, guidance)
-            choice = Choice.of(method, ratio, period)
+            choice = Choice.of(method, ratio, computed, request.steps)
             found = comparer.compare(
                 model, request, choice, lambda what, share: progress(share, desc=what), again=again, maps=maps
             )
@@ -187,10 +188,16 @@ def _title(found: MergeMap) -> str:
     return f"{found.kind}, from step {found.step + 1}: {before} → {after} tokens"
 
 
-def _own_values(method: str) -> list[Any]:
-    """Ratio and period of a method that was chosen."""
-    config = named_config(method, {})
-    return [config.ratio, period_of(config)]
+def _own_values(method: str, steps: int | None) -> list[Any]:
+    """Ratio and number of computed steps of a method that was chosen."""
+    return [named_config(method, {}).ratio, _own_computed(method, steps)]
+
+
+def _own_computed(method: str, steps: int | None) -> Any:
+    """The slider of computed steps, for a method and another number of steps."""
+    if steps is None or not 1 <= steps <= MOST_STEPS:
+        return gr.skip()  # to be refused when something is generated
+    return gr.Slider(maximum=max(2, steps), value=count_computed(named_config(method, {}), steps))
 
 
 def _describe_with(models: Models) -> Callable[..., Any]:
@@ -202,11 +209,12 @@ def _describe_with(models: Models) -> Callable[..., Any]:
         guidance: float | None,
         method: str,
         ratio: float | None,
-        period: float | None,
+        computed: float | None,
     ) -> tuple[str, str]:
         """What the settings do, in words, and as code."""
         try:
-            request, choice = request_of(prompt, seed, steps, guidance), Choice.of(method, ratio, period)
+            request = request_of(prompt, seed, steps, guidance)
+            choice = Choice.of(method, ratio, computed, request.steps)
             words = choice.in_words(request.steps)
             return escape(words), as_code(model, str(models.device), models.dtype, request, choice)
         except UsageError as error:
@@ -233,7 +241,7 @@ def _tune_tab(searches: Searches, model: Any) -> None:
             with gr.Accordion("Own candidates", open=False):
                 methods = gr.Textbox(
                     label="Separated by commas",
-                    placeholder="toma-stage@0.5, reuse:period=3, steps:70%",
+                    placeholder="toma-stage@0.5, fast:computed=50%, steps:70%",
                     info="Empty: those of the budget, which take many minutes on a CPU.",
                     elem_id="methods",
                 )
