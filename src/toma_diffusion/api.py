@@ -124,8 +124,9 @@ def _resolve(
     """Fill the settings in with the defaults of the model family."""
     defaults = {} if adapter is None else adapter.defaults(model)
     config = resolve_config(config_or_preset, overrides, defaults)
-    if adapter is None and (config.skip is None or overrides.get("ratio")):
-        raise unsupported(model)
+    obstacle = _merging_obstacle(model, adapter)
+    if obstacle is not None and overrides.get("ratio"):
+        raise UsageError(obstacle)
     used = defaults_that_count(config_or_preset, overrides, defaults)
     return _build(model, adapter, config, steps, defaults=used)
 
@@ -209,7 +210,7 @@ def _build(
         only_steps=only_steps,
     )
     blocks = [] if adapter is None else adapter.blocks(model)
-    obstacle = _merging_obstacle(model, adapter, config)
+    obstacle = _merging_obstacle(model, adapter)
     if obstacle is not None:
         if not skips:
             raise UsageError(obstacle)
@@ -232,7 +233,7 @@ def _build(
     merges_an_end = config.scope != "module" and any(record.name in ends for record in merged)
     return RootHook(
         state,
-        read_any_call if adapter is None else adapter.read_call,
+        adapter.read_call if adapter is not None and merged else read_any_call,
         LateChanges(config.scope if merged else None, merges_an_end, skips),
         partial(compiled_blocks, adapter=adapter),
         partial(graphs_obstacle, adapter=adapter),
@@ -242,10 +243,12 @@ def _build(
     )
 
 
-def _merging_obstacle(model: nn.Module, adapter: Adapter | None, config: Config) -> str | None:
+def _merging_obstacle(model: nn.Module, adapter: Adapter | None) -> str | None:
     """Why no tokens can be merged in a model, if so."""
     if adapter is None:
         return str(unsupported(model))
+    if (obstacle := adapter.obstacle(model)) is not None:
+        return obstacle
     devices = _diffusers.devices_of_map(model)
     if len(devices) > 1:
         return (

@@ -113,6 +113,10 @@ class Adapter(ABC):
         """Whether this adapter is for `model`."""
         return bool(self.model_class) and _diffusers.is_instance(model, self.model_class)
 
+    def obstacle(self, model: Any) -> str | None:
+        """Why no tokens can be merged in this model, if so. Its steps can be skipped."""
+        return None
+
     def stacks(self, model: Any) -> list[Stack]:
         """The stacks of transformer blocks, in the order in which they run. Override this, or `blocks`."""
         return []

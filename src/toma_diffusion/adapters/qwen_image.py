@@ -28,10 +28,14 @@ class QwenImageAdapter(Adapter):
     model_class = "QwenImageTransformer2DModel"
     supports = "QwenImageTransformer2DModel (Qwen-Image, Qwen-Image-Edit)"
 
+    def obstacle(self, model: Any) -> str | None:
+        """Models of layered images have one."""
+        if model.config.get("use_layer3d_rope"):
+            return "Qwen-Image-Layered makes several layers of an image at once, which is not supported."
+        return None
+
     def stacks(self, model: Any) -> list[Stack]:
         """One."""
-        if model.config.get("use_layer3d_rope"):
-            raise UsageError("Qwen-Image-Layered makes several layers of an image at once, which is not supported.")
         return [Stack("transformer_blocks", _describe, left_whole=1 / 8)]
 
     def read_call(self, model: Any, given: Given) -> Call:

@@ -9,6 +9,7 @@ from torch import nn
 VIDEO, VIDEO_SUFFIX = "this video model is not supported yet", "3DModel"
 REFUSED: Mapping[str, str] = {
     "CogView4Transformer2DModel": "its feed-forward layer runs on text and image in turn",
+    "DreamLiteUNetModel": "most of its blocks have no self-attention",
     "HiDreamImageTransformer2DModel": "its experts and its padding need every token in its place",
     "HunyuanDiT2DModel": "its blocks are joined by long skips, which need all tokens",
     "Ideogram4Transformer2DModel": "it builds a mask of all tokens by all tokens",

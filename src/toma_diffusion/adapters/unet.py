@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from toma_diffusion.adapters.base import Adapter, Block
 from toma_diffusion.adapters.basic_block import describe_block
+from toma_diffusion.adapters.refused import REFUSED
 from toma_diffusion.core import Grid
 from toma_diffusion.hooks.arguments import Given
 from toma_diffusion.hooks.state import Call
@@ -16,6 +19,10 @@ class UNetAdapter(Adapter):
 
     model_class = "UNet2DConditionModel"
     supports = "UNet2DConditionModel (Stable Diffusion 1.x, 2.x, SDXL)"
+
+    def matches(self, model: nn.Module) -> bool:
+        """Leaves out a subclass with other blocks."""
+        return super().matches(model) and type(model).__name__ not in REFUSED
 
     def blocks(self, model: Any) -> list[Block]:
         """All BasicTransformerBlocks: down, middle, up."""

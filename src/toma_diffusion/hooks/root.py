@@ -126,7 +126,7 @@ class RootHook(Hook):
         try:
             call = self.read_call(module, Given(self.names, args, kwargs))
         except UsageError:  # inputs that cannot be merged
-            if self.state.enabled:
+            if self.state.enabled and self.state.may_merge:
                 raise
             self.state.leave_alone()
         else:

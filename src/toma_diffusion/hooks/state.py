@@ -222,6 +222,12 @@ class MergeState:
             if ordinal < tick.ordinal and all(slot.key in self._updated for slot in self.slots):
                 self.action = Action.REUSE  # another pass of guidance has updated these plans in this step
 
+    @property
+    def may_merge(self) -> bool:
+        """Whether tokens are merged in the generation that the running call belongs to, or that is not known."""
+        num_steps = None if self.tick is None else self.tick.num_steps
+        return bool(self.slots) and (num_steps is None or self.schedule.merges(num_steps))
+
     def leave_alone(self) -> None:
         """Do nothing in the next call of the denoiser, and count no step."""
         self.active = False

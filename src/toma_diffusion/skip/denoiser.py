@@ -240,7 +240,8 @@ class Skipper:
         assert isinstance(computed, tuple)  # a share or a number was refused above
         is_whole = (recorder is not None and recorder.wants_all) or len(computed) == num_steps
         self.generation = Generation(tick.generation, num_steps, levels, None if is_whole else computed, skip.learned)
-        self.state.computed = self.generation.computed
+        teaches = recorder is not None and recorder.wants_all and num_steps is not None
+        self.state.computed = tuple(range(num_steps or 0)) if teaches else self.generation.computed
 
     def _key_of(self, tick: Tick) -> Hashable:
         """Which pass it is: by the pipeline's name for it, or by its place among the passes over the step."""

@@ -160,17 +160,17 @@ def _sum(weights: Weights, outputs: Sequence[Any], sample: Tensor | None, last_s
     is_last = weights.outputs == (1.0,) and not terms
     if is_last or not latest.is_floating_point() or any(each is None for _, each in terms):
         return result
-    part = _part(result, sample)  # variances stay as they were
+    part = trimmed(result, sample)  # variances stay as they were
     total = torch.zeros_like(part, dtype=torch.float32)
     for weight, output in zip(weights.outputs, outputs[: len(weights.outputs)], strict=True):
-        total.add_(_part(output, sample), alpha=weight)
+        total.add_(trimmed(output, sample), alpha=weight)
     for weight, each in terms:
-        total.add_(_part(each, part), alpha=weight)  # type: ignore[arg-type]
+        total.add_(trimmed(each, part), alpha=weight)  # type: ignore[arg-type]
     part.copy_(total)
     return result
 
 
-def _part(tensor: Tensor, other: Tensor | None) -> Tensor:
+def trimmed(tensor: Tensor, other: Tensor | None) -> Tensor:
     """A view of the channels that the other has too: the first. Masks, given images and variances come after them."""
     if other is not None:
         for dim, (length, wanted) in enumerate(zip(tensor.shape, other.shape, strict=True)):
