@@ -97,6 +97,16 @@ class StepCounter:
         return self._first or 0
 
     @property
+    def pipeline(self) -> Any:
+        """The one that was passed to `apply_toma`, if it still exists."""
+        return None if self._pipeline is None else self._pipeline()
+
+    @property
+    def generation(self) -> int:
+        """The number of the generation in progress."""
+        return self._generation
+
+    @property
     def has_ordinal(self) -> bool:
         """Whether the user says which pass over the step a call is."""
         return self._given_ordinal is not None
@@ -163,6 +173,25 @@ class StepCounter:
         self._timesteps = Identity(timesteps)
         return self._note(sample, conditioning, self._count_steps(running, timesteps), is_exact=position is not None)
 
+    def foresee(self, model: nn.Module, timestep: Any) -> int | None:
+        """The step that a call of the denoiser with this timestep would belong to. It is not counted.
+
+        None if it would begin a generation, or if that is not known.
+        """
+        if self._begins or self._given_step is not None:
+            return None if self._begins else self._given_step
+        found = running_pipeline(model)
+        if found is None or self._given_num_steps is not None:
+            return None
+        scheduler = self._scheduler(found.pipeline)
+        timesteps = getattr(scheduler, "timesteps", None)
+        position = None if timesteps is None else _position(scheduler, timesteps, timestep)
+        if position is None or position[0] < self._last or not self._timesteps.holds(timesteps):
+            return None
+        if position[0] == self._last:
+            return self._step
+        return 1 if self._is_assumed else position[0] - (self._first or 0)
+
     def _restart(self) -> None:
         self._begins = True
         """Whether the next call is the first of a generation."""
@@ -180,7 +209,7 @@ class StepCounter:
     def _scheduler(self, running: Any) -> Any:
         if self._given_num_steps is not None:
             return None
-        pipeline = self._pipeline() if running is None and self._pipeline is not None else running
+        pipeline = self.pipeline if running is None else running
         return getattr(pipeline, "scheduler", None)
 
     def _count_steps(self, running: Any, timesteps: Any) -> int | None:

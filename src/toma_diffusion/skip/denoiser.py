@@ -6,7 +6,8 @@ in a skipped step. It is outside `torch.compile`: compiled code is not entered. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,13 +21,13 @@ from toma_diffusion.hooks.arguments import Given, parameter_names
 from toma_diffusion.hooks.sites import Hook, remove_hooks
 from toma_diffusion.hooks.state import MergeState
 from toma_diffusion.hooks.step import Identity, Tick, running_pipeline
+from toma_diffusion.skip import controlnet
+from toma_diffusion.skip.front import Front
 from toma_diffusion.skip.history import History, Seen
 from toma_diffusion.skip.levels import Levels, read_levels
 from toma_diffusion.skip.prior import held
 from toma_diffusion.skip.schedule import computed_steps
 
-CALL = "_compiled_call_impl"
-"""What `nn.Module.__call__` calls in place of its own, if it is set. Never copied or pickled with a module."""
 NAMED = "cache_context"
 """How diffusers' pipelines name the passes over a step: `with transformer.cache_context("cond"):`."""
 
@@ -34,7 +35,7 @@ NAMED = "cache_context"
 class Recorder(Protocol):
     """Gets what goes into every call and what comes out, while the denoiser is learned from."""
 
-    def note(self, model: nn.Module, tick: Tick, seen: Seen, output: Any, *, computed: bool) -> None:
+    def note(self, model: nn.Module, tick: Tick, seen: Seen, output: Any) -> None:
         """A call, and what it returned, computed or predicted."""
 
     @property
@@ -60,7 +61,7 @@ class Generation:
 
 
 @dataclass(eq=False)
-class Skipper:
+class Skipper(Front):
     """The call of one denoiser."""
 
     model: nn.Module
@@ -70,8 +71,8 @@ class Skipper:
 
     def __post_init__(self) -> None:
         self.names = parameter_names(self.model)
-        self.inner: Any = None
-        """What was called before; None: the model's own call."""
+        self.controlnets: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """That do not run in skipped steps either."""
         self.pass_name: str | None = None
         """Of the pass that is running, if the pipeline says it."""
         self.recorder: Recorder | None = None
@@ -88,28 +89,19 @@ class Skipper:
 
     def put(self) -> None:
         """Take the place of the model's call, also if something else has taken it since."""
-        own = vars(self.model)
-        if own.get(CALL) is not self:
-            self.inner = own.get(CALL)
-            setattr(self.model, CALL, self)
-        if hasattr(type(self.model), NAMED) and not isinstance(own.get(NAMED), NamedPasses):
+        super().put()
+        if hasattr(type(self.model), NAMED) and not isinstance(vars(self.model).get(NAMED), NamedPasses):
             setattr(self.model, NAMED, NamedPasses(self))
+        self._put_before(self.state.steps.pipeline)
 
     def take_out(self) -> None:
         """Put back what was there before."""
-        own = vars(self.model)
-        if own.get(CALL) is self:
-            delattr(self.model, CALL)
-            if self.inner is not None:
-                setattr(self.model, CALL, self.inner)
-        if isinstance(own.get(NAMED), NamedPasses):
+        super().take_out()
+        if isinstance(vars(self.model).get(NAMED), NamedPasses):
             delattr(self.model, NAMED)
-        self.inner = None
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether the model calls it."""
-        return vars(self.model).get(CALL) is self
+        for net in self.controlnets:
+            controlnet.take_out(net, self)
+        self.controlnets.clear()
 
     def forget(self) -> None:
         """Forget all outputs. The next step is computed."""
@@ -131,7 +123,8 @@ class Skipper:
     @property
     def num_bytes(self) -> int:
         """Memory held by outputs."""
-        return sum(history.num_bytes for history in self._histories.values())
+        calls = [call for net in self.controlnets if (call := controlnet.call_of(net)) is not None]
+        return sum(each.num_bytes for each in (*self._histories.values(), *calls))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Never part of a compiled graph; what it calls may be one."""
@@ -141,7 +134,7 @@ class Skipper:
         if call is None:
             return predicted
         try:
-            output = self.inner(*args, **kwargs) if self.inner is not None else self.model._call_impl(*args, **kwargs)
+            output = self.run(*args, **kwargs)
         finally:
             self.state.tick = None
         self.end(call, output)
@@ -168,7 +161,8 @@ class Skipper:
             self._is_computing = self._must_compute or self.generation.computes(tick.step)
             self._must_compute = False
         if not self._is_computing and (history is None or history.steps[0] != self._last_computed):
-            self._is_computing = self._must_compute = True
+            self._is_computing = True
+            self._must_compute = tick.step in self._predicted_steps
         call = _Call(tick, key, seen)
         if self._is_computing or history is None:
             return call, None
@@ -179,9 +173,9 @@ class Skipper:
             )
         state.tick = None
         self._count(tick.step, self._predicted_steps)
-        predicted = history.predict(self._weights(tick.step, history), seen)
+        predicted = history.predict(self._weights(tick, history), seen)
         if self.recorder is not None:
-            self.recorder.note(self.model, tick, seen, predicted, computed=False)
+            self.recorder.note(self.model, tick, seen, predicted)
         return None, predicted
 
     def join(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -191,6 +185,20 @@ class Skipper:
         call, _ = self.begin(args, kwargs)
         if call is not None:
             self.model.register_forward_hook(EndCall(self, call), with_kwargs=True)
+
+    def will_skip(self, timestep: Any) -> bool | None:
+        """Whether the denoiser will not run in the step that this timestep belongs to, before any pass over it is known.
+        None if that is no step of the generation in progress."""
+        step = self.state.steps.foresee(self.model, timestep)
+        if step is None:
+            return None
+        if not self.state.enabled or self.generation.number != self.state.steps.generation:
+            return False
+        if step == self._step:
+            return not self._is_computing
+        if self._must_compute or self.generation.computes(step):
+            return False
+        return any(history.steps[0] == self._last_computed for history in self._histories.values())
 
     def lines(self) -> tuple[str, ...]:
         """Which steps are computed, and how the others are predicted, for `summary()`."""
@@ -204,7 +212,7 @@ class Skipper:
         self._last_computed = tick.step
         self._count(tick.step, self._computed_steps)
         if self.recorder is not None:
-            self.recorder.note(self.model, tick, seen, output, computed=True)
+            self.recorder.note(self.model, tick, seen, output)
         if self.generation.computed is None:
             return  # nothing will be predicted
         history = self._histories.get(key)
@@ -234,6 +242,8 @@ class Skipper:
         levels = None
         if scheduler is not None and num_steps is not None:
             levels = read_levels(scheduler, first, num_steps, eta, type(self.model).__name__)
+        if running is not None:
+            self._put_before(running.pipeline)
         if skip.learned is not None:
             check_learned(skip.learned, num_steps, scheduler, None if running is None else running.guidance)
         computed = skip.computed if num_steps is None else computed_steps(skip, num_steps, levels)
@@ -257,20 +267,28 @@ class Skipper:
         history = self._histories.get(key)
         if history is None or history.shapes != seen.shapes:
             return None
-        if seen.conditioning is not None and not history.conditioning.holds(seen.conditioning):
+        if not history.conditioning.holds(seen.conditioning):
             others = [each for each in self._histories.values() if each.conditioning.holds(seen.conditioning)]
-            if others:
+            if others or not history.conditioning.is_gone:
                 return None  # passes have changed places
         return history
 
-    def _weights(self, step: int, history: History) -> Weights:
+    def _weights(self, tick: Tick, history: History) -> Sequence[Weights]:
+        """For the passes that make up the batch."""
         learned, computed = self.generation.weights, self.generation.computed or ()
-        if learned is not None and step in learned.weights:
-            weights = learned.weights[step]
-            expected = tuple(each for each in reversed(computed) if each < step)[: len(weights.outputs)]
-            if history.steps[: len(weights.outputs)] == expected:
+        if learned is not None and tick.step in learned.weights:
+            first = tick.ordinal * tick.parts
+            weights = learned.weights[tick.step][first : first + tick.parts]
+            depth = max((len(each.outputs) for each in weights), default=0)
+            expected = tuple(each for each in reversed(computed) if each < tick.step)[:depth]
+            if len(weights) == tick.parts and history.steps[:depth] == expected:
                 return weights
-        return held(self.generation.levels, history.steps[0], step)
+        return [held(self.generation.levels, history.steps[0], tick.step)]
+
+    def _put_before(self, pipeline: Any) -> None:
+        net = controlnet.put_before(pipeline, self)
+        if net is not None:
+            self.controlnets.add(net)
 
     def _count(self, step: int, steps: set[int]) -> None:
         steps.add(step)
@@ -377,6 +395,7 @@ def check_learned(learned: Learned, num_steps: int | None, scheduler: Any, guida
 
 def keep_out_of_graphs() -> None:
     """Exclude the call from graphs, but not the denoiser that it runs."""
+    controlnet.keep_out_of_graphs()
     Skipper.begin = torch.compiler.disable(Skipper.begin)  # type: ignore[method-assign]
     Skipper.end = torch.compiler.disable(Skipper.end)  # type: ignore[method-assign]
     Skipper.__call__ = torch.compiler.disable(Skipper.__call__, recursive=False)  # type: ignore[method-assign]

@@ -1,0 +1,112 @@
+"""ControlNets do not run in skipped steps either. Pipelines call them just before the denoiser.
+
+What they return goes into the denoiser alone, which does not run. So it does not matter what that is, as long as it has
+the right structure: they return their last output.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from toma_diffusion.hooks.arguments import Given, parameter_names
+from toma_diffusion.hooks.step import Identity
+from toma_diffusion.skip.front import CALL, Front
+from toma_diffusion.skip.history import Seen
+
+if TYPE_CHECKING:
+    from toma_diffusion.skip.denoiser import Skipper
+
+
+@dataclass(eq=False)
+class ControlCall(Front):
+    """The call of one ControlNet."""
+
+    model: nn.Module
+    skippers: weakref.WeakSet[Skipper] = field(default_factory=weakref.WeakSet)
+    """Of the denoisers that it controls. It keeps none of them alive."""
+    last: Any = None
+    """What it returned last."""
+    passes: dict[tuple[Any, ...], list[Identity]] = field(default_factory=dict)
+    """The conditionings that it was called with, by the shapes of samples."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Never part of a compiled graph; what it calls may be one."""
+        seen = self.seen(args, kwargs)
+        if self.is_skipped(seen):
+            return self.last
+        output = self.run(*args, **kwargs)
+        self.keep(seen, output)
+        return output
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held by the last output."""
+        return sum(leaf.nbytes for leaf in _pytree.tree_leaves(self.last) if isinstance(leaf, Tensor))
+
+    def seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Seen | None:
+        """What is known of a call."""
+        return Seen.of(Given(parameter_names(self.model), args, kwargs))
+
+    def is_skipped(self, seen: Seen | None) -> bool:
+        """Whether no denoiser will run in the step of a call. It must be a pass that has come before: the denoiser runs
+        in a pass that is new."""
+        if seen is None or not self._knows(seen):
+            return False
+        answers = [skipper.will_skip(seen.timestep) for skipper in self.skippers]
+        known = [answer for answer in answers if answer is not None]
+        return bool(known) and all(known)
+
+    def keep(self, seen: Seen | None, output: Any) -> None:
+        """After it has run."""
+        if seen is None or torch.is_grad_enabled():
+            return
+        self.last = output
+        known = [each for each in self.passes.get(seen.shapes, ()) if not each.is_gone]
+        if not any(each.holds(seen.conditioning) for each in known):
+            known.append(Identity(seen.conditioning))
+        self.passes = {seen.shapes: known}
+
+    def _knows(self, seen: Seen) -> bool:
+        known = self.passes.get(seen.shapes)
+        if known is None:
+            return False
+        return any(each.holds(seen.conditioning) for each in known) or all(each.is_gone for each in known)
+
+
+def put_before(pipeline: Any, skipper: Skipper) -> nn.Module | None:
+    """Have the ControlNet of a pipeline skip steps together with a denoiser. Returns it; None if there is none."""
+    net = getattr(pipeline, "controlnet", None)
+    net = getattr(net, "_orig_mod", net)
+    if not isinstance(net, nn.Module):
+        return None
+    call = call_of(net) or ControlCall(net)
+    call.skippers.add(skipper)
+    call.put()
+    return net
+
+
+def take_out(net: nn.Module, skipper: Skipper) -> None:
+    """Undo `put_before`."""
+    if (call := call_of(net)) is not None:
+        call.skippers.discard(skipper)
+        if not call.skippers:
+            call.take_out()
+
+
+def call_of(net: nn.Module) -> ControlCall | None:
+    """What stands in front of a ControlNet, if anything does."""
+    call = vars(net).get(CALL)
+    return call if isinstance(call, ControlCall) else None
+
+
+def keep_out_of_graphs() -> None:
+    """Exclude the call from graphs, but not the ControlNet that it runs."""
+    for name in ("seen", "is_skipped", "keep"):
+        setattr(ControlCall, name, torch.compiler.disable(getattr(ControlCall, name)))
+    ControlCall.__call__ = torch.compiler.disable(ControlCall.__call__, recursive=False)  # type: ignore[method-assign]
