@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from toma_diffusion import UsageError
 from toma_diffusion.config import PRESETS
 from toma_diffusion.integrations.comfyui import NODE_DISPLAY_NAME_MAPPINGS
 from toma_diffusion.integrations.comfyui.nodes import ACCELERATE, NODES, REPORT, overrides_of, v1_class
-from toma_diffusion.integrations.comfyui.place import PlaceReader, missing, parts_of, step_of
+from toma_diffusion.integrations.comfyui.place import Place, PlaceReader, missing, parts_of, step_of
 from toma_diffusion.integrations.comfyui.report import MERGED, SKIPPED, WHOLE, StepTimes
 
 ROOT = Path(__file__).parents[2]
@@ -40,9 +40,12 @@ class TestSettings:
         assert overrides_of("toma-late", **UNSET | {"start": 0.1})["window"] == (0.1, 1.0)
 
     def test_computed(self):
-        assert overrides_of("balanced", **UNSET | {"computed": "off"}) == {"skip": None}
-        changes = overrides_of("toma-stage", **UNSET | {"computed": "40 % of the steps"})
-        assert PRESETS["toma-stage"].changed(changes).skip.computed == 0.4
+        assert overrides_of("toma-stage", **UNSET | {"computed": "all steps"})["skip"] is None
+        assert overrides_of("balanced", **UNSET | {"computed": "all steps"}) == {"skip": None, "max_steps": None}
+        for name in ("balanced", "fast", "faster"):
+            skip = PRESETS[name].skip
+            changes = overrides_of("toma-stage", **UNSET | {"computed": f"{100 * skip.computed:.0f} % of the steps"})
+            assert PRESETS["toma-stage"].changed(changes).skip == skip
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -50,7 +53,7 @@ class TestSettings:
             ({"preset": "quick"}, "preset='quick' is not known"),
             ({"computed": "always"}, "computed='always' is not known"),
             ({"preset": "fast", "start": 0.5}, "no tokens are"),
-            ({"preset": "fast", "computed": "off"}, "would do nothing"),
+            ({"preset": "fast", "computed": "all steps"}, "would do nothing"),
             ({"preset": "toma-late", "end": 0.4}, r"window=\[?\(?0.5, 0.4"),
             ({"ratio": 1.0}, "ratio=1.0 is not allowed"),
         ],
@@ -81,45 +84,80 @@ class TestOlderInterface:
         assert all(each.tooltip for node in NODES for each in node.inputs)
 
 
-def options(schedule: torch.Tensor, level: float, passes: list, kinds: list[int] | None = None) -> dict:
-    kinds = list(range(len(passes))) if kinds is None else kinds
-    return {
-        "sample_sigmas": schedule,
-        "sigmas": torch.tensor([level]),
-        "uuids": passes,
-        "cond_or_uncond": kinds,
-    }
+Pass = tuple[float, list[int], list[UUID]]
+"""A noise level, and the entries `cond_or_uncond` and `uuids`."""
+
+
+def read(reader: PlaceReader, schedule: torch.Tensor, *calls: Pass) -> list[Place]:
+    """The places of the passes of one evaluation."""
+    reader.begin_evaluation()
+    return [
+        reader.read(
+            {
+                "sample_sigmas": schedule,
+                "sigmas": torch.tensor([level]),
+                "cond_or_uncond": kinds,
+                "uuids": conditionings,
+            }
+        )
+        for level, kinds, conditionings in calls
+    ]
 
 
 class TestPlace:
     SCHEDULE = torch.tensor([14.6, 7.0, 3.0, 1.0, 0.0])
 
-    def places(self, *calls: tuple[float, list]) -> list[tuple[int, int]]:
+    def places(self, *evaluations: list[Pass]) -> list[tuple[int, int]]:
         reader = PlaceReader()
-        found = [reader.read(options(self.SCHEDULE, level, passes)) for level, passes in calls]
+        found = [place for each in evaluations for place in read(reader, self.SCHEDULE, *each)]
         assert {place.num_steps for place in found} == {4}
         assert [place.begins for place in found] == [True] + [False] * (len(found) - 1)
+        assert not any(place.repeats for place in found)
         return [(place.step, place.ordinal) for place in found]
 
     def test_one_batch_for_all_conditionings(self):
-        both = [uuid4(), uuid4()]
-        calls = [(level, both) for level in self.SCHEDULE[:-1].tolist()]
-        assert self.places(*calls) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+        both = [1, 0], [uuid4(), uuid4()]
+        evaluations = [[(level, *both)] for level in self.SCHEDULE[:-1].tolist()]
+        assert self.places(*evaluations) == [(0, 0), (1, 0), (2, 0), (3, 0)]
 
     def test_a_conditioning_keeps_its_number_in_whatever_order_it_comes(self):
-        one, other = [uuid4()], [uuid4()]
-        calls = [(14.6, one), (14.6, other), (7.0, other), (7.0, one), (3.0, other)]
+        one, other = ([0], [uuid4()]), ([1], [uuid4()])
+        evaluations = [(14.6, one), (14.6, other)], [(7.0, other), (7.0, one)], [(3.0, other)]
+        calls = [[(level, *each) for level, each in evaluation] for evaluation in evaluations]
         assert self.places(*calls) == [(0, 0), (0, 1), (1, 1), (1, 0), (2, 1)]
 
-    def test_a_level_between_two_steps_is_a_second_pass(self):
-        one = [uuid4()]
-        calls = [(14.6, one), (10.0, one), (7.0, one), (4.6, one)]
-        assert self.places(*calls) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    def test_one_conditioning_for_two_purposes(self):
+        """As the area of a positive prompt that ComfyUI gives to the negative one too."""
+        same = uuid4()
+        left, right = ([0], [same]), ([1], [same])
+        assert self.places([(14.6, *left), (14.6, *right)], [(7.0, *right)]) == [(0, 0), (0, 1), (1, 1)]
 
-    def test_looking_ahead_is_a_pass_of_the_next_step(self):
-        one = [uuid4()]
-        calls = [(14.6, one), (7.0, one), (7.0, one), (3.0, one), (3.0, one)]
-        assert self.places(*calls) == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
+    def test_a_batch_and_its_halves_are_other_passes(self):
+        both, one, other = ([1, 0], [uuid4(), uuid4()]), ([0], [uuid4()]), ([1], [uuid4()])
+        calls = [(14.6, *both)], [(7.0, *one), (7.0, *other)], [(3.0, *both)]
+        assert self.places(*calls) == [(0, 0), (1, 1), (1, 2), (2, 0)]
+
+    @pytest.mark.parametrize(
+        ("levels", "expected"),
+        [
+            ((14.6, 10.0, 7.0, 4.6), [(0, 0, False), (0, 1, True), (1, 0, False), (1, 1, True)]),  # in between
+            ((14.6, 7.0, 7.0, 3.0), [(0, 0, False), (1, 0, False), (1, 1, True), (2, 0, False)]),  # looking ahead
+        ],
+    )
+    def test_a_second_evaluation_in_a_step(self, levels, expected):
+        reader, one = PlaceReader(), ([0], [uuid4()])
+        places = [read(reader, self.SCHEDULE, (level, *one))[0] for level in levels]
+        assert [(place.step, place.ordinal, place.repeats) for place in places] == expected
+
+    def test_an_evaluation_that_is_made_again(self):
+        reader, one, other = PlaceReader(), ([0], [uuid4()]), ([0], [uuid4()])
+        first = read(reader, self.SCHEDULE, (14.6, *one), (14.6, *one), (14.6, *other))
+        assert reader.passes == {0, 1, 2}
+        reader.repeat_evaluation()
+        options = {"sample_sigmas": self.SCHEDULE, "sigmas": torch.tensor([14.6]), "cond_or_uncond": [0]}
+        again = [reader.read(options | {"uuids": each[1]}) for each in (one, one, other)]
+        assert [place.ordinal for place in again] == [place.ordinal for place in first]
+        assert not any(place.repeats for place in again)
 
     @pytest.mark.parametrize("level", [7.0 * (1 + 1e-7), 7.0 * (1 - 1e-7), 7.0])
     def test_rounding(self, level):
@@ -134,9 +172,9 @@ class TestPlace:
         assert [step_of(level, levels) for level in (0.0, 1.0, 2.0, 3.0, 7.0)] == [0, 1, 1, 2, 3]
 
     def test_going_back_or_another_schedule_begins_anew(self):
-        reader, one = PlaceReader(), [uuid4()]
-        places = [reader.read(options(self.SCHEDULE, level, one)) for level in (14.6, 3.0, 7.0)]
-        places.append(reader.read(options(torch.tensor([7.0, 0.0]), 7.0, one)))
+        reader, one = PlaceReader(), ([0], [uuid4()])
+        places = [read(reader, self.SCHEDULE, (level, *one))[0] for level in (14.6, 3.0, 7.0)]
+        places += read(reader, torch.tensor([7.0, 0.0]), (7.0, *one))
         assert [(place.step, place.num_steps, place.begins) for place in places] == [
             (0, 4, True),
             (2, 4, False),
@@ -181,6 +219,15 @@ class TestTimes:
             times.note(kind)
         times.end()
         assert times.counts == {WHOLE: 1, MERGED: 0, SKIPPED: 1}
+
+    def test_a_step_that_is_made_again(self, monkeypatch):
+        times = self.times(monkeypatch, (1.0, WHOLE))
+        times.begin_step()
+        times.note(SKIPPED)
+        times.repeat_step()
+        times.note(WHOLE)
+        times.end()
+        assert times.counts == {WHOLE: 2, MERGED: 0, SKIPPED: 0}
 
     def test_nothing(self):
         assert StepTimes().lines() == ["no step was made"]

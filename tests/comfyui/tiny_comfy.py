@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from toma_diffusion.integrations.comfyui import _comfy
+from toma_diffusion import Skip
 from toma_diffusion.integrations.comfyui.session import Session
 
 WIDTH = 16
@@ -15,7 +15,7 @@ WIDTH = 16
 TEXT = 5
 """Tokens of the text."""
 SCOPES = ("module", "block", "stage")
-SKIP = {"ratio": 0.0, "computed": (0, 2)}
+SKIP = {"ratio": 0.0, "skip": Skip(computed=(0, 2))}
 """Of 4 steps every second one is skipped."""
 
 
@@ -188,9 +188,6 @@ def wan_config() -> dict[str, Any]:
     }
 
 
-VACE = {"model_type": "vace", "vace_layers": 1, "vace_in_dim": 16}
-
-
 def vace() -> Any:
     """A model whose tokens cannot be merged."""
     from comfy import supported_models
@@ -262,9 +259,9 @@ def sample(
 def accelerated(model, **settings):
     """A clone, as the node makes it, but with any settings."""
     session = Session("toma-stage", {"skip_blocks": (), "region_tokens": 16, **settings})
-    session.check(model)
+    assert session.check(model).obstacle is None
     clone = model.clone()
-    _comfy.wrap_sampling(clone, session)
+    session.put(clone)
     return clone
 
 

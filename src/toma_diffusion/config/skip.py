@@ -34,12 +34,13 @@ class Learned:
     """The name of its class."""
     guidance: float | None
     """The guidance scale; None if the pipeline has none that is known."""
-    weights: Mapping[int, Weights]
-    """By the skipped step."""
+    weights: Mapping[int, tuple[Weights, ...]]
+    """By the skipped step: those of every pass over it, such as the two halves of guidance."""
 
     def __post_init__(self) -> None:
         plain = {
-            int(step): each if isinstance(each, Weights) else Weights(**each) for step, each in self.weights.items()
+            int(step): tuple(each if isinstance(each, Weights) else Weights(**each) for each in passes)
+            for step, passes in self.weights.items()
         }
         object.__setattr__(self, "weights", plain)
         object.__setattr__(self, "num_steps", check_integer("num_steps", self.num_steps, minimum=2))
@@ -56,18 +57,26 @@ class Learned:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, in types that JSON has."""
-        weights = {str(step): vars(each) | {"outputs": list(each.outputs)} for step, each in self.weights.items()}
+        weights = {
+            str(step): [vars(each) | {"outputs": list(each.outputs)} for each in passes]
+            for step, passes in self.weights.items()
+        }
         return vars(self) | {"weights": weights}
 
     @property
     def needs_last_sample(self) -> bool:
         """Whether the sample of the last computed step is kept too."""
-        return any(each.last_sample for each in self.weights.values())
+        return any(each.last_sample for passes in self.weights.values() for each in passes)
 
     @property
     def depth(self) -> int:
         """How many outputs are kept."""
-        return max((len(each.outputs) for each in self.weights.values()), default=1)
+        return max((len(each.outputs) for passes in self.weights.values() for each in passes), default=1)
+
+    @property
+    def passes(self) -> int:
+        """Over a step."""
+        return max(map(len, self.weights.values()), default=1)
 
 
 @dataclass(frozen=True, kw_only=True)

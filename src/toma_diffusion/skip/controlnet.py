@@ -56,11 +56,12 @@ class ControlCall(Front):
     def is_skipped(self, seen: Seen | None) -> bool:
         """Whether no denoiser will run in the step of a call. It must be a pass that has come before: the denoiser runs
         in a pass that is new."""
-        if seen is None or not self._knows(seen):
+        if seen is None:
             return False
+        # This looks at the pipeline's variables: of those that it has exchanged, Python lets go only now.
         answers = [skipper.will_skip(seen.timestep) for skipper in self.skippers]
         known = [answer for answer in answers if answer is not None]
-        return bool(known) and all(known)
+        return bool(known) and all(known) and self._knows(seen)
 
     def keep(self, seen: Seen | None, output: Any) -> None:
         """After it has run."""

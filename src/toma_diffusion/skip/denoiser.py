@@ -187,8 +187,10 @@ class Skipper(Front):
             self.model.register_forward_hook(EndCall(self, call), with_kwargs=True)
 
     def will_skip(self, timestep: Any) -> bool | None:
-        """Whether the denoiser will not run in the step that this timestep belongs to, before any pass over it is known.
-        None if that is no step of the generation in progress."""
+        """Whether the denoiser will not run in the step of this timestep, as far as is known before its first pass.
+
+        None if it is no step of the generation in progress.
+        """
         step = self.state.steps.foresee(self.model, timestep)
         if step is None:
             return None

@@ -1,10 +1,11 @@
 """Fits the weights of skipped steps on generations that were recorded.
 
-A generation is a chain: from the sample of a step and the outputs of its passes, the solver makes the sample of the next.
-That is linear, and its coefficients are read off the recorded generations. So the error that a sample has at the end of
-a run of skipped steps is linear in their weights. Each skipped step in turn gets the weights that leave the least error
-after it: they also take back what the steps before it, and earlier runs, did wrong. Everything is computed from the
-inner products of samples and outputs alone.
+A generation is a chain: from the sample of a step and the outputs of its passes, the solver makes the sample of the next
+one. That is linear, and its coefficients are read off the recorded generations. So the error that a sample has at the
+end of a run of skipped steps is linear in their weights. Each skipped step in turn gets the weights that leave the least
+error after it: they also take back what the steps before it did wrong. Every pass of guidance has weights of its own:
+what guidance adds changes in another way than what it is added to (docs/skip.md). Everything is computed from the inner
+products of samples and outputs alone.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from toma_diffusion.skip.recording import Trajectory
 
 DEPTH = 3
 """So many outputs are used."""
-SHRINK = 0.1
+SHRINK = 0.01
 """How strongly weights are kept to those that are not learned."""
 NEARLY_EXACT = 1e-4
-"""Of the change of a sample in a step, the share that a solver of first order may leave unexplained."""
+"""A solver that leaves more than this share of a sample's change unexplained also looks at the step before."""
 
 Prior = Callable[[int, int], Weights]
 """The weights of a step that was not learned, from the last computed step and that step."""
@@ -45,14 +46,18 @@ class Vectors:
     def __contains__(self, name: tuple) -> bool:
         return name in self.index
 
+    @property
+    def nothing(self) -> Tensor:
+        """The vector of zeros."""
+        return torch.zeros(len(self.index), dtype=torch.float64)
+
     def solve(self, features: Sequence[Tensor], target: Tensor, shrink: float = 0.0) -> list[float]:
         """The weights of features whose sum is nearest to the target."""
         matrix = torch.stack(list(features))
         gram = matrix @ self.products @ matrix.T
         wanted = matrix @ self.products @ target
         scale = gram.diagonal().clamp_min(1e-30)
-        ridge = torch.diag(scale * (shrink + 1e-9))
-        return torch.linalg.solve(gram + ridge, wanted).tolist()
+        return torch.linalg.solve(gram + torch.diag(scale * (shrink + 1e-9)), wanted).tolist()
 
     def energy(self, vector: Tensor) -> float:
         """The squared length."""
@@ -61,91 +66,143 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Solver:
-    """How the sample of a step follows from the one before and its outputs."""
+    """How the sample of the next step follows from those of this one and the one before, and from their outputs."""
 
-    sample: float
-    outputs: tuple[float, ...]
+    samples: tuple[float, ...]
+    outputs: tuple[tuple[float, ...], ...]
+
+    def next(self, samples: Sequence[Tensor], outputs: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Samples and outputs of this step, and of the one before if it needs them."""
+        total = sum(weight * each for weight, each in zip(self.samples, samples, strict=False))
+        for weights, passes in zip(self.outputs, outputs, strict=False):
+            total = total + sum(weight * each for weight, each in zip(weights, passes, strict=True))
+        return total
 
 
-def fit(
-    teachers: Sequence[Trajectory],
-    computed: Sequence[int],
-    prior: Prior,
-    students: Sequence[Trajectory] = (),
-    *,
-    shrink: float = SHRINK,
-    depth: int = DEPTH,
-    drift: float = 1.0,
-    local: bool = False,
-) -> dict[int, Weights]:
-    """The weights of all steps that are not computed.
+class Fit:
+    """Generations that were recorded, and the weights that follow from them.
 
     Args:
         teachers: generations of which every step was computed.
-        computed: the steps that are to be computed.
         prior: what is used where nothing was learned; weights are shrunk towards it.
-        students: the same generations with skipped steps, if they were made: weights are then fitted to the samples
-            and outputs that such generations really have.
-        shrink: how strongly.
-        depth: how many outputs are used.
-        drift: how much of the error that a sample has already is taken back.
     """
-    num_steps, passes = teachers[0].num_steps, teachers[0].passes
-    named: dict[tuple, list[Tensor]] = {}
-    for kind, trajectories in (("teacher", teachers), ("student", students)):
-        if not trajectories:
-            continue
-        for step in range(num_steps):
-            named[kind, "x", step] = [each.samples[step] for each in trajectories]
-            if all(step in each.outputs for each in trajectories):
-                for number in range(passes):
-                    named[kind, number, step] = [each.outputs[step][number] for each in trajectories]
-        results = [each.result for each in trajectories]
-        if all(each is not None for each in results):
-            named[kind, "x", num_steps] = results
-    vectors = Vectors(named)
-    solvers = [_solver(vectors, step, passes) for step in range(num_steps - 1)]
-    last = ("teacher", "x", num_steps)
-    solvers.append(_solver(vectors, num_steps - 1, passes) if last in vectors else solvers[-1])
-    kind = "student" if students else "teacher"
-    found: dict[int, Weights] = {}
-    chosen = [step for step in computed if step < num_steps]
-    for index, start in enumerate(chosen):
-        end = chosen[index + 1] if index + 1 < len(chosen) else num_steps
-        history = [each for each in reversed(chosen[: index + 1])]
-        history = [each for each in history if teachers[0].denoisers[each] == teachers[0].denoisers[start]][:depth]
-        outputs = [[vectors[kind, number, each] for each in history] for number in range(passes)]
-        begun = vectors[kind, "x", start]
-        if start + 1 >= num_steps:
-            continue
+
+    def __init__(self, teachers: Sequence[Trajectory], prior: Prior) -> None:
+        self.teachers, self.prior = teachers, prior
+        self.num_steps, self.passes = teachers[0].num_steps, teachers[0].passes
+        self.vectors = Vectors(self._named("teacher", teachers))
+        self.has_result = ("teacher", "x", self.num_steps) in self.vectors
+        self.solvers = [self._solver(step) for step in range(self.num_steps - (not self.has_result))]
+        if not self.has_result:
+            self.solvers.append(self.solvers[-1])
+
+    def weights(
+        self,
+        computed: Sequence[int],
+        students: Sequence[Trajectory] = (),
+        *,
+        shrink: float = SHRINK,
+        depth: int = DEPTH,
+    ) -> dict[int, tuple[Weights, ...]]:
+        """The weights of all steps that are not computed, for every pass.
+
+        Args:
+            computed: the steps that are.
+            students: the same generations with these skipped steps, if they were made: weights are then fitted to the
+                samples and outputs that such generations really have.
+            shrink: how strongly weights are kept to the prior.
+            depth: how many outputs are used.
+        """
+        vectors, kind = self.vectors, "teacher"
         if students:
-            error = vectors[kind, "x", start + 1] - vectors["teacher", "x", start + 1]
-        else:
-            error = torch.zeros_like(begun)
-        for step in range(start + 1, end):
-            solver = solvers[step]
-            sample = vectors["teacher", "x", step] + error
-            base = prior(start, step)
-            wanted = -drift * solver.sample * error
-            features = [torch.zeros_like(begun) for _ in range(len(history) + 1)]
-            plain = []
-            for number, weight in enumerate(solver.outputs):
-                latest = outputs[number]
-                guess = base.outputs[0] * latest[0] + base.sample * sample + base.last_sample * begun
-                plain.append(guess)
-                wanted = wanted + weight * (vectors["teacher", number, step] - guess)
-                for place, change in enumerate(_changes(latest)):
-                    features[place] = features[place] + weight * change
-                features[-1] = features[-1] + weight * sample
-            solved = vectors.solve(features, wanted, shrink)
-            found[step] = _weights(base, solved, len(history))
-            for number, weight in enumerate(solver.outputs):
-                change = sum(each * one for each, one in zip(solved, [*_changes(outputs[number]), sample], strict=True))
-                if number == 0:
-                    moved = solver.sample * error
-                moved = moved + weight * (plain[number] + change - vectors["teacher", number, step])
-            error = moved
-    return found
+            vectors = Vectors(self._named("teacher", self.teachers) | self._named("student", students))
+            kind = "student"
+        found: dict[int, tuple[Weights, ...]] = {}
+        for index, start in enumerate(computed):
+            end = computed[index + 1] if index + 1 < len(computed) else self.num_steps
+            if end == start + 1:
+                continue
+            denoisers = self.teachers[0].denoisers
+            history = [each for each in reversed(computed[: index + 1]) if denoisers[each] == denoisers[start]][:depth]
+            run = _Run(self, vectors, kind, history)
+            for step in range(start + 1, end):
+                found[step] = run.fit(step, shrink)
+        return found
+
+    def _named(self, kind: str, trajectories: Sequence[Trajectory]) -> dict[tuple, list[Tensor]]:
+        named: dict[tuple, list[Tensor]] = {}
+        for step in range(trajectories[0].num_steps):
+            named[kind, "x", step] = [each.samples[step] for each in trajectories]
+            for number in range(trajectories[0].passes):
+                named[kind, number, step] = [each.outputs[step][number] for each in trajectories]
+        results = [each.result for each in trajectories if each.result is not None]
+        if len(results) == len(trajectories):
+            named[kind, "x", trajectories[0].num_steps] = results
+        return named
+
+    def _solver(self, step: int) -> Solver:
+        """Read off the generations."""
+        vectors, target = self.vectors, self.vectors["teacher", "x", step + 1]
+        change = vectors.energy(target - vectors["teacher", "x", step])
+        for lags in (1, 2) if step else (1,):
+            steps = range(step, step - lags, -1)
+            features = [vectors["teacher", "x", each] for each in steps]
+            features += [vectors["teacher", number, each] for each in steps for number in range(self.passes)]
+            solved = vectors.solve(features, target)
+            left = target - sum(weight * each for weight, each in zip(solved, features, strict=True))
+            if vectors.energy(left) <= NEARLY_EXACT * change:
+                break
+        outputs = torch.tensor(solved[lags:]).reshape(lags, self.passes).tolist()
+        return Solver(tuple(solved[:lags]), tuple(map(tuple, outputs)))
+
+
+class _Run:
+    """A run of skipped steps: how far its samples and outputs are from those of the teachers."""
+
+    def __init__(self, of: Fit, vectors: Vectors, kind: str, history: Sequence[int]) -> None:
+        self.of, self.vectors, self.start = of, vectors, history[0]
+        self.begun = vectors[kind, "x", self.start]
+        self.outputs = [[vectors[kind, number, each] for each in history] for number in range(of.passes)]
+        self.samples_off, self.outputs_off = {}, {}
+        for step in (self.start - 1, self.start):
+            if step >= 0:
+                self.samples_off[step] = vectors[kind, "x", step] - vectors["teacher", "x", step]
+                self.outputs_off[step] = [
+                    vectors[kind, number, step] - vectors["teacher", number, step] for number in range(of.passes)
+                ]
+        self.samples_off[self.start + 1] = self._sample_off(self.start + 1)
+
+    def fit(self, step: int, shrink: float) -> tuple[Weights, ...]:
+        """The weights of the next step of the run, which must be the one after the last."""
+        vectors, passes = self.vectors, range(self.of.passes)
+        base = self.of.prior(self.start, step)
+        sample = vectors["teacher", "x", step] + self.samples_off[step]
+        self.outputs_off[step] = [
+            base.outputs[0] * self.outputs[number][0]
+            + base.sample * sample
+            + base.last_sample * self.begun
+            - vectors["teacher", number, step]
+            for number in passes
+        ]
+        # What may be added to the prediction of one pass, or of all of them: the sample.
+        terms = [((number,), change) for number in passes for change in _changes(self.outputs[number])]
+        terms.append((tuple(passes), sample))
+        of_solver = self.of.solvers[step].outputs[0]
+        effects = [sum(of_solver[number] for number in numbers) * term for numbers, term in terms]
+        solved = vectors.solve(effects, -self._sample_off(step + 1), shrink)
+        for weight, (numbers, term) in zip(solved, terms, strict=True):
+            for number in numbers:
+                self.outputs_off[step][number] = self.outputs_off[step][number] + weight * term
+        self.samples_off[step + 1] = self._sample_off(step + 1)
+        *of_outputs, of_sample = solved
+        depth = len(of_outputs) // len(passes)
+        return tuple(_weights(base, of_outputs[number * depth : (number + 1) * depth], of_sample) for number in passes)
+
+    def _sample_off(self, step: int) -> Tensor:
+        """How far the sample of a step is from the teachers', from what is known of the steps before."""
+        solver = self.of.solvers[step - 1]
+        steps = [each for each in (step - 1, step - 2) if each in self.samples_off][: len(solver.samples)]
+        return solver.next([self.samples_off[each] for each in steps], [self.outputs_off[each] for each in steps])
 
 
 def _changes(outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -157,9 +214,9 @@ def _changes(outputs: Sequence[Tensor]) -> list[Tensor]:
     return changes
 
 
-def _weights(base: Weights, solved: Sequence[float], count: int) -> Weights:
+def _weights(base: Weights, of_changes: Sequence[float], of_sample: float) -> Weights:
     """In terms of outputs, not of their changes."""
-    *of_changes, of_sample = solved
+    count = len(of_changes)
     total = torch.zeros(count, dtype=torch.float64)
     total[0] = base.outputs[0]
     for weight, change in zip(of_changes, _changes(list(torch.eye(count, dtype=torch.float64))), strict=True):
@@ -167,7 +224,51 @@ def _weights(base: Weights, solved: Sequence[float], count: int) -> Weights:
     return Weights(tuple(total.tolist()), base.sample + of_sample, base.last_sample)
 
 
-def _solver(vectors: Vectors, step: int, passes: int) -> Solver:
-    features = [vectors["teacher", "x", step], *(vectors["teacher", number, step] for number in range(passes))]
-    sample, *outputs = vectors.solve(features, vectors["teacher", "x", step + 1])
-    return Solver(sample, tuple(outputs))
+class Places:
+    """Proposes which steps to compute: the lists with the least sum of errors over their runs of skipped steps.
+
+    The error of a run is what is left of its whole change after the best weights, which depend on the two last computed
+    steps. How much an error in a certain step counts in the result is not known, so there is a proposal for each of
+    several guesses.
+    """
+
+    def __init__(self, of: Fit) -> None:
+        self.num_steps, vectors = of.num_steps, of.vectors
+        end = of.num_steps if of.has_result else of.num_steps - 1
+        samples = torch.stack([vectors["teacher", "x", step] for step in range(end + 1)])
+        self.errors: dict[tuple[int | None, int], list[float]] = {}
+        for last in range(of.num_steps):
+            for before in (None, *range(last)):
+                if (before is None) != (last == 0):
+                    continue
+                history = [last] if before is None else [last, before]
+                terms = [vectors["teacher", "x", last]]
+                for number in range(of.passes):
+                    terms += _changes([vectors["teacher", number, each] for each in history])
+                matrix, targets = torch.stack(terms), samples[last + 1 :]
+                if not len(targets):
+                    self.errors[before, last] = [0.0]
+                    continue
+                gram, wanted = matrix @ vectors.products @ matrix.T, matrix @ vectors.products @ targets.T
+                ridge = torch.diag(gram.diagonal() * 1e-9)
+                solved = torch.linalg.solve(gram + ridge, wanted)
+                left = targets - solved.T @ matrix
+                energies = ((left @ vectors.products) * left).sum(1).clamp_min(0)
+                energies[0] = 0.0  # nothing is skipped
+                self.errors[before, last] = energies.tolist() + ([] if of.has_result else [float(energies[-1])])
+
+    def best(self, count: int, growth: float) -> tuple[int, ...]:
+        """The steps to compute. An error at the end counts `growth` times as much as one at the beginning."""
+        end = self.num_steps
+        cost = {(None, 0): (0.0, (0,))}
+        for number in range(1, count):
+            better: dict[tuple[int | None, int], tuple[float, tuple[int, ...]]] = {}
+            for (before, last), (total, steps) in cost.items():
+                for step in range(last + 1, end - (count - number) + 1):
+                    error = self.errors[before, last][step - last - 1]
+                    found = total + error * growth ** (step / end)
+                    if (last, step) not in better or found < better[last, step][0]:
+                        better[last, step] = found, (*steps, step)
+            cost = better
+        finals = [(total + self.errors[key][end - key[1] - 1] * growth, steps) for key, (total, steps) in cost.items()]
+        return min(finals)[1]

@@ -34,6 +34,8 @@ class Seen:
     batch: int
     samples: tuple[Tensor, ...]
     """All noisy samples that go in: of a list, and of other kinds, such as audio."""
+    is_list: bool = False
+    """Whether the samples of a batch come as a list."""
 
     @classmethod
     def of(cls, given: Given) -> Seen | None:
@@ -46,8 +48,9 @@ class Seen:
             return None
         others = [each for name in ALSO_SAMPLES for each in _tensors(given[name])]
         conditioning = next(_tensors(_first(given, CONDITIONINGS)), None)
-        batch = len(samples) if isinstance(noisy, (list, tuple)) else samples[0].shape[0]
-        return cls(samples[0], conditioning, _first(given, TIMESTEPS), batch, (*samples, *others))
+        is_list = isinstance(noisy, (list, tuple))
+        batch = len(samples) if is_list else samples[0].shape[0]
+        return cls(samples[0], conditioning, _first(given, TIMESTEPS), batch, (*samples, *others), is_list)
 
     @property
     def shapes(self) -> tuple[Any, ...]:
@@ -107,15 +110,24 @@ class History:
         self.kept = [Kept(step, copies), *(each for each in self.kept if each.step != step)][:depth]
         self.samples = tuple(each.detach().clone() for each in seen.samples) if keep_samples else ()
 
-    def predict(self, weights: Weights, seen: Seen) -> Any:
-        """What the denoiser would return."""
+    def predict(self, weights: Sequence[Weights], seen: Seen) -> Any:
+        """What the denoiser would return.
+
+        Args:
+            weights: for each of the passes that make up the batch; or of all of them.
+            seen: the call.
+        """
         latest = self.kept[0].leaves
-        sources = pair(latest, seen.samples)
-        last_sources = pair(latest, self.samples)
-        leaves = [
-            _sum(weights, [each.leaves[index] for each in self.kept], sources[index], last_sources[index])
-            for index in range(len(latest))
-        ]
+        sources, last_sources = pair(latest, seen.samples), pair(latest, self.samples)
+        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in latest]
+        noisy = [index for index, source in enumerate(sources) if source is not None]
+        of_leaves: list[Sequence[Weights]] = [weights] * len(noisy)
+        if seen.is_list and len(noisy) % len(weights) == 0:  # each part is some of the samples of the list
+            size = len(noisy) // len(weights)
+            of_leaves = [weights[number // size : number // size + 1] for number in range(len(noisy))]
+        for index, of_leaf in zip(noisy, of_leaves, strict=True):
+            outputs = [each.leaves[index] for each in self.kept]
+            _put_sum(leaves[index], of_leaf, outputs, sources[index], last_sources[index])
         return _pytree.tree_unflatten(leaves, self.structure)
 
 
@@ -149,25 +161,28 @@ def _fits(leaf: Any, sample: Tensor) -> bool:
     return sum(one != other for one, other in zip(leaf.shape, sample.shape, strict=True)) <= 1
 
 
-def _sum(weights: Weights, outputs: Sequence[Any], sample: Tensor | None, last_sample: Tensor | None) -> Any:
-    latest = outputs[0]
-    if not isinstance(latest, Tensor):
-        return latest
-    result = latest.clone()
-    terms = [
-        (weight, each) for weight, each in ((weights.sample, sample), (weights.last_sample, last_sample)) if weight
-    ]
-    is_last = weights.outputs == (1.0,) and not terms
-    if is_last or not latest.is_floating_point() or any(each is None for _, each in terms):
-        return result
+def _put_sum(
+    result: Tensor, weights: Sequence[Weights], outputs: Sequence[Tensor], sample: Tensor, last_sample: Tensor | None
+) -> None:
+    """Put the weighted sum into the result, which holds a copy of the latest output."""
     part = trimmed(result, sample)  # variances stay as they were
-    total = torch.zeros_like(part, dtype=torch.float32)
-    for weight, output in zip(weights.outputs, outputs[: len(weights.outputs)], strict=True):
-        total.add_(trimmed(output, sample), alpha=weight)
-    for weight, each in terms:
-        total.add_(trimmed(each, part), alpha=weight)  # type: ignore[arg-type]
-    part.copy_(total)
-    return result
+    sources = [trimmed(output, sample) for output in outputs]
+    samples = [None if each is None else trimmed(each, part) for each in (sample, last_sample)]
+    count = len(weights) if len(part) % len(weights) == 0 else 1
+    for number, of_part in enumerate(weights[:count]):
+        rows = slice(number * len(part) // count, (number + 1) * len(part) // count)
+        terms = list(zip(of_part.outputs, sources, strict=False))
+        terms += [
+            (weight, each)
+            for weight, each in zip((of_part.sample, of_part.last_sample), samples, strict=True)
+            if weight and each is not None
+        ]
+        if terms[0][0] == 1.0 and len(terms) == 1:
+            continue
+        total = torch.zeros_like(part[rows], dtype=torch.float32)
+        for weight, each in terms:
+            total.add_(each[rows], alpha=weight)
+        part[rows].copy_(total)
 
 
 def trimmed(tensor: Tensor, other: Tensor | None) -> Tensor:

@@ -14,86 +14,89 @@ from toma_diffusion.hooks.step import Tick
 from toma_diffusion.skip.history import Seen, pair, take_apart, trimmed
 
 MOST_VALUES = 2**15
-"""Of each tensor so many values are kept, evenly spread."""
+"""Of each sample and each output so many values are kept, evenly spread."""
 
 
 @dataclass(eq=False)
 class Trajectory:
     """One generation: its samples and outputs, by step, as vectors."""
 
+    num_steps: int
     samples: dict[int, Tensor] = field(default_factory=dict)
     """What went in."""
     outputs: dict[int, list[Tensor]] = field(default_factory=dict)
-    """What came out, of every pass; only of computed steps."""
+    """What came out, of every pass, computed or predicted."""
     denoisers: dict[int, int] = field(default_factory=dict)
-    """Which denoiser made a step, if a pipeline has several."""
+    """Which denoiser ran in a step, if a pipeline has several."""
     result: Tensor | None = None
     """What the generation ended with, if it is of the same kind as samples."""
+    returned: list[Any] = field(default_factory=list)
+    """What the call returned, to compare it with that of other settings."""
 
-    @property
-    def num_steps(self) -> int:
-        """How many there were."""
-        return len(self.samples)
-
-    @property
-    def passes(self) -> int:
-        """Over a step. Raises `UsageError` if they are not always as many."""
+    def finish(self, returned: Any) -> None:
+        """The generation is over, and its call has returned this."""
+        if len(self.samples) != self.num_steps:
+            raise UsageError(
+                f"a generation of {self.num_steps} steps was expected, and {len(self.samples)} of them ran the "
+                "denoiser: learn from generations that are not interrupted."
+            )
         counts = {len(outputs) for outputs in self.outputs.values()}
         if len(counts) != 1:
             raise UsageError(
                 f"steps have {' or '.join(map(str, sorted(counts)))} passes: guidance begins or ends half-way, and "
                 "weights cannot be learned for that. Learn with guidance in all steps."
             )
-        return counts.pop()
+        self.returned = take_apart(returned)[0]
+        size = self.samples[0].numel()
+        vectors = (_vector([leaf]) for leaf in self.returned if isinstance(leaf, Tensor))
+        self.result = next((each.cpu() for each in vectors if each.numel() == size), None)
+        self.samples = {step: each.cpu() for step, each in self.samples.items()}
+        self.outputs = {step: [each.cpu() for each in outputs] for step, outputs in self.outputs.items()}
+
+    @property
+    def passes(self) -> int:
+        """Over a step."""
+        return len(self.outputs[0])
 
 
 class Recorder:
-    """Records one generation after the other."""
+    """Records generations one after the other, while a denoiser runs in all of their steps or in some."""
 
-    def __init__(self, wants_all: bool) -> None:
+    def __init__(self, *, wants_all: bool) -> None:
         self.wants_all = wants_all
-        self.trajectories: list[Trajectory] = []
+        self.current: Trajectory | None = None
         self._generation: int | None = None
 
-    def note(self, model: nn.Module, tick: Tick, seen: Seen, output: Any, *, computed: bool) -> None:
+    def note(self, model: nn.Module, tick: Tick, seen: Seen, output: Any) -> None:
         """A call of the denoiser, and what it returned, computed or predicted."""
         if tick.generation != self._generation:
-            self._generation = tick.generation
-            self.trajectories.append(Trajectory())
-        current = self.trajectories[-1]
+            if tick.num_steps is None:
+                raise UsageError("the number of steps is not known: learn inside a pipeline, or call handle.begin.")
+            self._generation, self.current = tick.generation, Trajectory(tick.num_steps)
+        current = self.current
+        assert current is not None
         leaves = take_apart(output)[0]
-        pairs = [(one, other) for one, other in zip(leaves, pair(leaves, seen.samples), strict=True) if other is not None]
+        matches = zip(leaves, pair(leaves, seen.samples), strict=True)
+        pairs = [(one, other) for one, other in matches if other is not None]
         if not pairs:
             raise UsageError("the output has no tensor of the shape of the noisy sample: nothing can be learned.")
-        if computed:
-            for part in _split([trimmed(output, sample) for output, sample in pairs], tick.parts):
-                current.outputs.setdefault(tick.step, []).append(_vector(part))
+        outputs = [trimmed(output, sample) for output, sample in pairs]
+        current.outputs.setdefault(tick.step, []).extend(map(_vector, in_parts(outputs, tick.parts, seen.is_list)))
         if tick.step not in current.samples:
             noisy = [trimmed(sample, output) for output, sample in pairs]
-            current.samples[tick.step] = _vector(_split(noisy, tick.parts)[0])
+            current.samples[tick.step] = _vector(in_parts(noisy, tick.parts, seen.is_list)[0])
             current.denoisers[tick.step] = id(model)
 
-    def end(self, result: Any) -> None:
-        """The generation has returned this."""
-        current = self.trajectories[-1]
-        like = current.samples[0]
-        tensors = [leaf for leaf in take_apart(result)[0] if isinstance(leaf, Tensor)]
-        vectors = [_vector([each]) for each in tensors]
-        current.result = next((each for each in vectors if each.shape == like.shape), None)
-        self._generation = None
 
-
-def _split(leaves: Sequence[Tensor], parts: int) -> list[list[Tensor]]:
-    """Into the halves of guidance that make up a batch."""
-    if parts == 1:
-        return [list(leaves)]
-    if len(leaves) % parts == 0 and len(leaves) > 1:  # several samples in a list
-        size = len(leaves) // parts
-        return [list(leaves[index * size : (index + 1) * size]) for index in range(parts)]
+def in_parts(leaves: Sequence[Tensor], parts: int, is_list: bool) -> list[list[Tensor]]:
+    """Views of the halves of guidance that make up a batch."""
+    if is_list:
+        size = max(1, len(leaves) // parts)
+        return [list(leaves[start : start + size]) for start in range(0, len(leaves), size)]
     return [list(each) for each in zip(*(leaf.chunk(parts) for leaf in leaves), strict=True)]
 
 
 def _vector(tensors: Sequence[Tensor]) -> Tensor:
-    rows = [each.detach().flatten(1) if each.ndim > 1 else each.detach()[None] for each in tensors]
-    most = max(1, MOST_VALUES // sum(len(each) for each in rows))
-    return torch.cat([each[:, :: -(-each.shape[1] // most)].reshape(-1) for each in rows]).float().cpu()
+    flat = torch.cat([each.detach().reshape(-1).float() for each in tensors])
+    every = -(-flat.numel() // MOST_VALUES) | 1  # odd, so that no row of an image is left out
+    return flat[::every].clone()

@@ -46,24 +46,29 @@ def sampler_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[2] if len(args) > 2 else kwargs.get("sampler")
 
 
-def wrap_sampling(patcher: Any, wrapper: Any) -> None:
-    """Call `wrapper` around every sampling with this clone, in the place of an earlier one of ours."""
-    if not hasattr(patcher, "add_wrapper_with_key"):
-        raise UsageError("this version of ComfyUI has no wrappers of sampling, which ToMA needs: update ComfyUI.")
-    place = _outer_sample()
-    patcher.remove_wrappers_with_key(place, KEY)
-    patcher.add_wrapper_with_key(place, KEY, wrapper)
+def wrap_sampling(patcher: Any, sampling: Any, evaluation: Any) -> None:
+    """Call these around every sampling with this clone, and around every evaluation by its sampler, in the place of
+    earlier ones of ours."""
+    try:
+        places = _place("OUTER_SAMPLE"), _place("PREDICT_NOISE")
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"this version of ComfyUI has no wrappers of sampling, which ToMA needs ({error}): update ComfyUI."
+        ) from error
+    for place, wrapper in zip(places, (sampling, evaluation), strict=True):
+        patcher.remove_wrappers_with_key(place, KEY)
+        patcher.add_wrapper_with_key(place, KEY, wrapper)
 
 
 def wrapper_of(patcher: Any) -> Any:
     """Our wrapper of a clone, or None."""
-    found = getattr(patcher, "wrappers", {}).get(_outer_sample(), {}).get(KEY, [])
+    found = getattr(patcher, "wrappers", {}).get(_place("OUTER_SAMPLE"), {}).get(KEY, [])
     return found[0] if found else None
 
 
 def wrapper_in(options: Any) -> Any:
     """Our wrapper of the clone that makes a call, from its `transformer_options`; None if that clone has none."""
-    found = options.get("wrappers", {}).get(_outer_sample(), {}).get(KEY, [])
+    found = options.get("wrappers", {}).get(_place("OUTER_SAMPLE"), {}).get(KEY, [])
     return found[0] if found else None
 
 
@@ -74,8 +79,9 @@ def show(text: str, node_id: str | None) -> None:
         server.send_progress_text(text, node_id)
 
 
-def _outer_sample() -> str:
+def _place(name: str) -> str:
+    """Where a wrapper is put, by the name that ComfyUI has for it."""
     from comfy.patcher_extension import WrappersMP
 
-    name: str = WrappersMP.OUTER_SAMPLE
-    return name
+    place: str = getattr(WrappersMP, name)
+    return place

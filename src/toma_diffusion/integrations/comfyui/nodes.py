@@ -18,17 +18,17 @@ logger = logging.getLogger(__name__)
 CATEGORY = "model_patches/ToMA"
 AS_IN_PRESET = -1.0
 """A number that stands for what the preset says."""
-PRESET_SHARE = "as in the preset"
+AS_IN_THE_PRESET, ALL_STEPS = "as in the preset", "all steps"
 COMPUTED: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
-        PRESET_SHARE: {},
-        "off": {"skip": None},
-        "60 % of the steps": {"computed": 0.6},
-        "40 % of the steps": {"computed": 0.4},
-        "30 % of the steps": {"computed": 0.3},
+        AS_IN_THE_PRESET: {},
+        ALL_STEPS: {"skip": None},
+        "60 % of the steps": {"skip": PRESETS["balanced"].skip},
+        "40 % of the steps": {"skip": PRESETS["fast"].skip},
+        "30 % of the steps": {"skip": PRESETS["faster"].skip},
     }
 )
-"""The choices for skipped steps, and what they set."""
+"""The choices for skipped steps, and what they set: as much as a preset does, also where there are few steps."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,12 @@ class Node:
 def accelerate(model: Any, preset: str, ratio: float, start: float, end: float, computed: str) -> tuple[Any, str]:
     """A clone of the model that samples faster. A model with which nothing can be done is returned as it is."""
     session = Session(preset, overrides_of(preset, ratio, start, end, computed))
-    fitted = session.fit(model)
+    fitted = session.check(model)
     if fitted.obstacle is not None:
         logger.warning("ToMA: the model is passed on unchanged: %s", fitted.obstacle)
         return model, f"unchanged: {fitted.obstacle}"
-    session.check(model)
     clone = model.clone()
-    _comfy.wrap_sampling(clone, session)
+    session.put(clone)
     return clone, "\n".join([f"ToMA, preset {preset}", *fitted.notes])
 
 
@@ -92,7 +91,7 @@ def overrides_of(preset: str, ratio: float, start: float, end: float, computed: 
             start if start >= 0 else of_preset.window[0],
             end if end >= 0 else of_preset.window[1],
         )
-    if changes.keys() & {"ratio", "window"}:
+    if changes.keys() & {"ratio", "window"} or computed == ALL_STEPS:
         changes["max_steps"] = None  # who asks for merging gets it, whatever the number of steps
     config = of_preset.changed(changes)
     if not config.ratio and config.skip is None:
@@ -147,7 +146,7 @@ ACCELERATE = Node(
             "In how many steps the model runs. In the others its output is predicted. Fewer is faster and loses more "
             "detail.",
             options=tuple(COMPUTED),
-            settings={"default": PRESET_SHARE},
+            settings={"default": AS_IN_THE_PRESET},
         ),
     ),
     output="MODEL",

@@ -11,8 +11,9 @@ from toma_diffusion.integrations.comfyui.adapters.base import Options
 ROUNDING = 1e-5
 """Samplers compute noise levels that are meant to be listed ones: closer than this, relatively, they are."""
 
-PassKey = tuple[tuple[Any, ...], int]
-"""The conditionings of a pass, and how many passes of the same step had them before."""
+PassKey = tuple[tuple[Any, ...], tuple[int, ...]]
+"""The conditionings of a pass, and what each is for: the negative prompt may get the area of a positive one, and then
+both have the same `uuid`."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Place:
     begins: bool
     """Whether it is the first call of a generation."""
     repeats: bool
-    """Whether the sampler evaluates the model once more in this step."""
+    """Whether it begins another evaluation by the sampler in the same step."""
 
 
 class PlaceReader:
@@ -37,41 +38,56 @@ class PlaceReader:
 
     A step is recognised by the noise level, `sigmas`: it is the last of `sample_sigmas` that is not below it. So the
     second call of a sampler that looks at a level between two steps belongs to the step before, and one that looks
-    ahead at the next level belongs to the next step. A pass is recognised by its conditionings, `uuids`. All passes of
-    one evaluation by the sampler share one tensor `sigmas`.
+    ahead at the next level belongs to the next step. A pass is recognised by its conditionings, `uuids`, and by their
+    number in `cond_or_uncond`.
     """
 
     def __init__(self) -> None:
         self.levels: list[float] = []
         """The noise levels of the schedule."""
+        self.passes: set[int] = set()
+        """The ordinals of the passes of this evaluation."""
         self._schedule: Any = None
         """The tensor `sample_sigmas` that was last seen."""
         self._noise: tuple[Any, float] = (None, 0.0)
         """The tensor `sigmas` that was last seen, and its value."""
         self._step = -1
-        self._ordinals: dict[PassKey, int] = {}
-        self._seen: dict[tuple[Any, ...], int] = {}
+        self._begins_evaluation = False
+        """Whether the next call is the first of an evaluation."""
+        self._ordinals: dict[tuple[PassKey, int], int] = {}
+        """By the pass, and how many of the same step had its conditionings before."""
+        self._seen: dict[PassKey, int] = {}
         """How often conditionings were passed in this step."""
+
+    def begin_evaluation(self) -> None:
+        """The sampler evaluates the model: the next calls are passes of one evaluation."""
+        self.passes = set()
+        self._begins_evaluation = True
+
+    def repeat_evaluation(self) -> None:
+        """The next calls take the place of those of this evaluation, which is the only one of its step so far."""
+        self.passes = set()
+        self._seen.clear()
 
     def read(self, options: Options) -> Place:
         """The place of the next call. A noise level is read from its tensor once, as samplers do themselves."""
         schedule = options["sample_sigmas"]
         if schedule is not self._schedule:
             self._schedule, self.levels, self._step = schedule, schedule.tolist(), -1
-        is_evaluation = options["sigmas"] is not self._noise[0]
         step = step_of(self._level(options["sigmas"]), self.levels)
         begins = self._step < 0 or step < self._step
-        repeats = is_evaluation and step == self._step
+        repeats = self._begins_evaluation and step == self._step
+        self._begins_evaluation = False
         if begins:
             self._ordinals.clear()
         if step != self._step:
             self._seen.clear()
         self._step = step
-        key = tuple(options["uuids"])
+        key = tuple(options["uuids"]), tuple(options["cond_or_uncond"])
         times = self._seen[key] = self._seen.get(key, -1) + 1
         ordinal = self._ordinals.setdefault((key, times), len(self._ordinals))
-        parts = parts_of(options["cond_or_uncond"])
-        return Place(step, num_steps(self.levels), ordinal, parts, begins, repeats)
+        self.passes.add(ordinal)
+        return Place(step, num_steps(self.levels), ordinal, parts_of(options["cond_or_uncond"]), begins, repeats)
 
     def _level(self, noise: Any) -> float:
         if noise is not self._noise[0]:

@@ -42,6 +42,10 @@ class StepTimes:
         """A call of the running step did this. If its calls did several things, it counts as skipped before merged."""
         self._kind = kind if self._kind is None else max(self._kind, kind, key=KINDS.index)
 
+    def repeat_step(self) -> None:
+        """What the calls of the running step did does not count: they are made again."""
+        self._kind = None
+
     def end(self) -> None:
         """The last step ended."""
         if self._kind is not None:

@@ -7,9 +7,9 @@ it ends, also by an interrupt. While they are in, calls that another clone makes
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,14 +17,15 @@ from torch import nn
 
 from toma_diffusion.api import apply_with
 from toma_diffusion.config import ToMAConfig
+from toma_diffusion.errors import UsageError
 from toma_diffusion.handle import ToMAHandle
 from toma_diffusion.hooks.arguments import Arguments, Given, Keywords
-from toma_diffusion.hooks.root import RootHook, find_root
+from toma_diffusion.hooks.root import find_root
 from toma_diffusion.hooks.sites import Hook
 from toma_diffusion.integrations.comfyui import _comfy
-from toma_diffusion.integrations.comfyui.adapters import ComfyAdapter, find_comfy_adapter, reason_to_refuse
-from toma_diffusion.integrations.comfyui.adapters.base import transformer_options
-from toma_diffusion.integrations.comfyui.place import Place, PlaceReader, missing, num_steps
+from toma_diffusion.integrations.comfyui.adapters import find_comfy_adapter, reason_to_refuse
+from toma_diffusion.integrations.comfyui.adapters.base import Options, transformer_options
+from toma_diffusion.integrations.comfyui.place import Place, PlaceReader, missing
 from toma_diffusion.integrations.comfyui.report import MERGED, SKIPPED, WHOLE, Report, StepTimes
 from toma_diffusion.integrations.comfyui.solver import SEVERAL, read_levels, sampler_name
 from toma_diffusion.skip.denoiser import Skipper
@@ -37,23 +38,29 @@ class Fitted:
     """The settings as a model and a sampler allow them."""
 
     overrides: Mapping[str, Any]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """What is not done, and why."""
-    obstacle: str | None
+    obstacle: str | None = None
     """Why the model is left as it is, if so."""
 
 
 class Session:
-    """A wrapper around the sampling of a clone (`WrappersMP.OUTER_SAMPLE`). Later clones of that clone share it."""
+    """Accelerates the samplings of a clone. Later clones of that clone share it."""
 
     def __init__(self, preset: str, overrides: Mapping[str, Any]) -> None:
         self.preset = preset
         self.overrides = dict(overrides)
         self.last: Report | str | None = None
         """What happened in the last sampling, or why nothing did; None before the first."""
+        self._running: Calls | None = None
+        """While the clone samples."""
+
+    def put(self, patcher: Any) -> None:
+        """Accelerate a clone from now on."""
+        _comfy.wrap_sampling(patcher, self, self.evaluate)
 
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
-        """Sample."""
+        """Wrapper of a sampling (`OUTER_SAMPLE`)."""
         patcher = executor.class_obj.model_patcher
         sampler = sampler_name(_comfy.sampler_of(args, kwargs))
         fitted = self.fit(patcher, sampler)
@@ -64,10 +71,23 @@ class Session:
         with self._hooks(patcher, sampler, fitted):
             return executor(*args, **kwargs)
 
+    def evaluate(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Wrapper of an evaluation by the sampler (`PREDICT_NOISE`): all passes over the model that make one result."""
+        if self._running is None:
+            return executor(*args, **kwargs)
+        return self._running.evaluate(partial(executor, *args, **kwargs))
+
     def fit(self, patcher: Any, sampler: str = "") -> Fitted:
         """Leave out of the settings what cannot be done. The sampler is not known before the clone samples."""
         model = _comfy.denoiser_of(patcher)
+        if _comfy.is_compiled(patcher):
+            return self._obstacle("torch.compile is not supported together with ToMA in ComfyUI: bypass one of the two")
         config = ToMAConfig.from_preset(self.preset, **self.overrides)
+        cache = _comfy.cache_of(patcher) if config.skip is not None else None
+        if cache is not None:
+            return self._obstacle(f"{cache} skips steps already: bypass one of the two nodes")
+        if find_root(model) is not None:
+            return self._obstacle("a clone of this model is sampling with ToMA already")
         changes: dict[str, Any] = {}
         notes = []
         if config.ratio and find_comfy_adapter(model) is None:
@@ -77,47 +97,47 @@ class Session:
             changes["skip"] = None
             notes.append(f"the sampler {sampler} evaluates the model several times a step: nothing is skipped")
         config = config.changed(changes)
-        cache = _comfy.cache_of(patcher) if config.skip is not None else None
-        obstacle = None
-        if _comfy.is_compiled(patcher):
-            obstacle = "torch.compile is not supported together with ToMA in ComfyUI: bypass one of the two nodes"
-        elif cache is not None:
-            obstacle = f"{cache} skips steps already: bypass one of the two nodes"
-        elif notes and not config.ratio and config.skip is None:
-            obstacle = "; ".join(notes)
-        elif find_root(model) is not None:
-            obstacle = "a clone of this model is sampling with ToMA already"
-        return Fitted(self.overrides | changes, tuple(notes), obstacle)
+        does_nothing = not config.ratio and config.skip is None
+        return Fitted(self.overrides | changes, tuple(notes), "; ".join(notes) if does_nothing else None)
 
-    def check(self, patcher: Any) -> None:
+    def check(self, patcher: Any) -> Fitted:
         """Raise now if the settings do not fit this model, not when it samples."""
+        fitted = self.fit(patcher)
         model = _comfy.denoiser_of(patcher)
-        apply_with(find_comfy_adapter(model), model, self.preset, self.fit(patcher).overrides).remove()
+        adapter = find_comfy_adapter(model)
+        if fitted.notes and (self.overrides.get("ratio") or "window" in self.overrides):
+            raise UsageError(f"{reason_to_refuse(model)}. Leave ratio, start and end at -1.")
+        if fitted.obstacle is None:
+            apply_with(adapter, model, self.preset, fitted.overrides).remove()
+        return fitted
+
+    def _obstacle(self, reason: str) -> Fitted:
+        return Fitted(self.overrides, obstacle=reason)
 
     @contextmanager
     def _hooks(self, patcher: Any, sampler: str, fitted: Fitted) -> Iterator[None]:
         model = _comfy.denoiser_of(patcher)
-        adapter = find_comfy_adapter(model)
-        handle = apply_with(adapter, model, self.preset, fitted.overrides)
-        reader = ReadCall(self, adapter, handle, _comfy.model_sampling_of(patcher), sampler)
-        reader.notes.update(dict.fromkeys(fitted.notes))
+        handle = apply_with(find_comfy_adapter(model), model, self.preset, fitted.overrides)
+        calls = Calls(self, handle, _comfy.model_sampling_of(patcher), sampler)
+        calls.notes.update(dict.fromkeys(fitted.notes))
         try:
-            reader.put()
+            calls.put()
+            self._running = calls
             yield
-            self.last = reader.report(interrupted=False)
+            self.last = calls.report(interrupted=False)
         except BaseException:
-            self.last = reader.report(interrupted=True)
+            self.last = calls.report(interrupted=True)
             raise
         finally:
+            self._running = None
             handle.remove()
 
 
 @dataclass(eq=False)
-class ReadCall(Hook):
+class Calls(Hook):
     """Runs before every call of the model: sets the step and the pass, or has the call run as it is."""
 
     session: Session
-    adapter: ComfyAdapter | None
     handle: ToMAHandle
     model_sampling: Any
     sampler: str
@@ -128,31 +148,61 @@ class ReadCall(Hook):
     _step: int | None = None
     _awaits_note: bool = False
     """Whether a call has begun of which it is not noted yet what it did."""
-    _skipped: int = 0
-    """How many steps of this generation were skipped."""
+    _kinds: set[str] = field(default_factory=set)
+    """What the calls of this evaluation did."""
+    _computed_passes: set[int] = field(default_factory=set)
+    """Those of the last evaluation that was computed."""
     _has_repeated: bool = False
     """Whether the sampler has evaluated the model twice in a step."""
 
+    def __post_init__(self) -> None:
+        root = find_root(self.handle.model)
+        assert root is not None  # it is there until the handle is removed
+        self.root = root
+        self.skipper = root.outermost if isinstance(root.outermost, Skipper) else None
+
     def put(self) -> None:
         """Put it in. If steps are skipped, it must be outside of what skips them: hooks do not run in such a step."""
-        model, skipper = self.handle.model, self._skipper
+        model = self.handle.model
         self.bind(model)
-        if skipper is not None:
-            skipper.before = partial(self, model)
+        if self.skipper is not None:
+            self.skipper.before = partial(self, model)
         else:
             model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
+
+    def evaluate(self, run: Callable[[], Any]) -> Any:
+        """Evaluate the model. If a step is skipped that has other passes than the last computed one, it is computed.
+
+        Conditionings begin and end half-way, and with little memory ComfyUI makes several calls in the place of one.
+        Guidance must not compare a predicted pass with a computed one, nor use the outputs of another pass.
+        """
+        self._kinds = set()
+        self.places.begin_evaluation()
+        result = run()
+        self._note_last()
+        if self.skipper is not None and SKIPPED in self._kinds:
+            if self._kinds == {SKIPPED} and self.places.passes == self._computed_passes:
+                return result
+            self._kinds = set()
+            self.places.repeat_evaluation()
+            self.times.repeat_step()
+            self.skipper.compute_again()
+            result = run()
+            self._note_last()
+        self._computed_passes = self.places.passes
+        return result
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         """Before the call."""
         self._note_last()
-        given = Given(self.names, args, kwargs)
-        reason = self._reason_to_leave_alone(module, given)
+        options = transformer_options(Given(self.names, args, kwargs))
+        reason = self._reason_to_leave_alone(options)
         # Not by the handle, which forgets what earlier steps returned.
-        self._root.state.enabled = reason is None
+        self.root.state.enabled = reason is None
         if reason is not None:
             self.notes[f"calls ran as they are: {reason}"] = None
             return
-        place = self.places.read(transformer_options(given))
+        place = self.places.read(options)
         self._begin(place)
         self.handle.step(place.step, place.ordinal, place.parts)
         self._step, self._awaits_note = place.step, True
@@ -163,59 +213,41 @@ class ReadCall(Hook):
         self.times.end()
         return Report(self.handle.summary(), self.times, tuple(self.notes), interrupted)
 
-    @property
-    def _root(self) -> RootHook:
-        root = find_root(self.handle.model)
-        assert root is not None  # it is there until the handle is removed
-        return root
-
-    @property
-    def _skipper(self) -> Skipper | None:
-        outermost = self._root.outermost
-        return outermost if isinstance(outermost, Skipper) else None
-
     def _begin(self, place: Place) -> None:
         """Begin the generation or the step, if the call is the first of it."""
-        skipper = self._skipper
         if place.begins:
-            levels = None if skipper is None else read_levels(self.model_sampling, self.places.levels, self.sampler)
+            levels = read_levels(self.model_sampling, self.places.levels, self.sampler)
             self.handle.begin(place.num_steps, levels)
-            self._skipped = 0
         if place.begins or place.step != self._step:
             self.times.begin_step()
-        if skipper is None:
+        if self.skipper is None:
             return
         if place.repeats:
             self._has_repeated = True
             why = f"the sampler {self.sampler} evaluates the model several times a step"
             self.notes[f"{why}: nothing more is skipped"] = None
         if self._has_repeated:
-            skipper.generation = replace(skipper.generation, computed=None)
+            self.skipper.compute_again()
 
-    def _reason_to_leave_alone(self, module: nn.Module, given: Given) -> str | None:
-        options = transformer_options(given)
+    def _reason_to_leave_alone(self, options: Options) -> str | None:
         if _comfy.wrapper_in(options) is not self.session:
             return "another clone of the model made them"
         if lacking := missing(options):
             return f"the sampler does not say in transformer_options which step it is ({', '.join(lacking)})"
         if options.get("context_window") is not None:
             return "context windows are not supported"
-        if self.adapter is None or not self._merges(num_steps(options["sample_sigmas"])):
-            return None
-        return self.adapter.reason_to_leave_alone(module, given)
-
-    def _merges(self, count: int) -> bool:
-        """Whether tokens are merged in a generation of so many steps."""
-        state = self._root.state
-        return bool(state.slots) and state.schedule.merges(count)
+        return None
 
     def _note_last(self) -> None:
         """Note what the last call did."""
         if not self._awaits_note:
             return
         self._awaits_note = False
-        root = self._root
-        skipped = 0 if root.outermost is None else root.outermost.counts[1]
-        merges = root.state.active and any(not plan.is_identity for plan in root.state.current.values())
-        self.times.note(SKIPPED if skipped > self._skipped else MERGED if merges else WHOLE)
-        self._skipped = skipped
+        state = self.root.state
+        if self.skipper is not None and not self.skipper.is_computing:
+            kind = SKIPPED
+        else:
+            merges = state.active and any(not plan.is_identity for plan in state.current.values())
+            kind = MERGED if merges else WHOLE
+        self._kinds.add(kind)
+        self.times.note(kind)

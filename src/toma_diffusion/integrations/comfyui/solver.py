@@ -41,10 +41,22 @@ SEVERAL = frozenset(
     }
 )
 """Samplers that evaluate the model several times a step. Others that do are recognised when they do it."""
-ADD_NOISE = ("ancestral", "sde", "ddpm", "lcm", "sa_solver")
-"""Parts of the names of samplers that add fresh noise."""
-ON_IMAGE = ("dpmpp_2m", "dpmpp_3m", "res_multistep", "unipc")
-"""Beginnings of the names of samplers of a higher order that work on the denoised latent."""
+ON_NOISE = frozenset(
+    {
+        "euler",
+        "euler_cfg_pp",
+        "lms",
+        "ipndm",
+        "ipndm_v",
+        "deis",
+        "gradient_estimation",
+        "gradient_estimation_cfg_pp",
+    }
+)
+"""Samplers that add no fresh noise, and work on the noise: it is the same over skipped steps, and so is the image."""
+ON_IMAGE = frozenset({"dpmpp_2m", "dpmpp_2m_cfg_pp", "res_multistep", "res_multistep_cfg_pp", "unipc", "unipc_bh2"})
+"""Samplers of a higher order that add no fresh noise, and work on the denoised latent. Any other sampler may add noise:
+then the image alone is the same over skipped steps."""
 
 
 def sampler_name(sampler: Any) -> str:
@@ -73,5 +85,5 @@ def read_levels(model_sampling: Any, sigmas: Sequence[float], sampler: str) -> L
     else:
         image = 1.0 if prediction == FLOW else float(getattr(model_sampling, "sigma_data", 1.0))
         angles = [math.atan(sigma / image) for sigma in sigmas]
-    holds_image = any(part in sampler for part in ADD_NOISE) or (prediction != FLOW and sampler.startswith(ON_IMAGE))
-    return Levels(tuple(angles[: max(1, len(sigmas) - 1)]), prediction, sign, holds_image)
+    holds_noise = sampler in ON_NOISE or (prediction == FLOW and sampler in ON_IMAGE)
+    return Levels(tuple(angles[: max(1, len(sigmas) - 1)]), prediction, sign, not holds_noise)

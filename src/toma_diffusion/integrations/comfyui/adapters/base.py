@@ -24,10 +24,6 @@ class ComfyAdapter(Adapter):
         kind = type(model)
         return kind.__name__ == self.model_class and kind.__module__ == self.module_name
 
-    def reason_to_leave_alone(self, model: Any, given: Given) -> str | None:
-        """Why a call with these arguments must run as it is, if so."""
-        return None
-
 
 def transformer_options(given: Given) -> Options:
     """The options of a call of a model."""

@@ -67,15 +67,16 @@ class FluxAdapter(ComfyAdapter):
             lengths={"single": text.shape[1] + tokens},
             joint=True,
             block_by_block=adds_residuals(given, "control") or replaced,
+            left_alone=_reason_to_leave_alone(given),
         )
 
-    def reason_to_leave_alone(self, model: Any, given: Given) -> str | None:
-        """Masks of attention, and patches that may add tokens."""
-        if given["attention_mask"] is not None:
-            return "attention has a mask over the whole sequence"
-        if patches(given, "post_input"):
-            return "another node may add tokens to the sequence (post_input)"
-        return None
+
+def _reason_to_leave_alone(given: Given) -> str | None:
+    if given["attention_mask"] is not None:
+        return "attention has a mask over the whole sequence"
+    if patches(given, "post_input"):
+        return "another node may add tokens to the sequence (post_input)"
+    return None
 
 
 def _describe_double(module: Any, index: int) -> Block:

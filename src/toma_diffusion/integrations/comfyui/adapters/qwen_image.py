@@ -43,6 +43,7 @@ class QwenImageAdapter(ComfyAdapter):
     def read_call(self, model: Any, given: Given) -> Call:
         """The grid is that of the generated image."""
         sample, patch, references = given["x"], model.patch_size, given["ref_latents"] or ()
+        layers = sample.shape[2]
         grid = Grid(*(rounded_up(side, patch) for side in sample.shape[-2:]))
         tokens = grid.num_tokens + sum(_tokens(each, patch) for each in references)
         method = given["ref_latents_method"] or model.default_ref_method
@@ -59,12 +60,8 @@ class QwenImageAdapter(ComfyAdapter):
             blocks_left_alone=(
                 "references are modulated by a time of their own" if references and method == TIMES_APART else None
             ),
+            left_alone=f"the latent has {layers} layers, and only one is supported" if layers > 1 else None,
         )
-
-    def reason_to_leave_alone(self, model: Any, given: Given) -> str | None:
-        """Several layers of an image."""
-        frames = given["x"].shape[2]
-        return f"the latent has {frames} layers, and only one is supported" if frames > 1 else None
 
 
 def _tokens(latent: Tensor, patch: int) -> int:

@@ -47,6 +47,7 @@ class UNetAdapter(ComfyAdapter):
             height, width = (height + rounding_up) // 2, (width + rounding_up) // 2
             grids[f"level {level}"] = Grid(height, width)
         replaced = transformer_options(given).get("patches_replace") or {}
+        resizes = patches(given, *SIZE_PATCHES)
         needs_all = patches(given, *TOKEN_PATCHES) or [name for name in ("attn1", "attn2") if replaced.get(name)]
         return Call(
             sample=sample,
@@ -54,12 +55,10 @@ class UNetAdapter(ComfyAdapter):
             timestep=given["timesteps"],
             grids=grids,
             blocks_left_alone=f"other nodes patch its blocks ({', '.join(needs_all)})" if needs_all else None,
+            left_alone=f"another node may resize the picture inside the model ({', '.join(resizes)})"
+            if resizes
+            else None,
         )
-
-    def reason_to_leave_alone(self, model: Any, given: Given) -> str | None:
-        """Patches that may change the size of the picture on its way."""
-        found = patches(given, *SIZE_PATCHES)
-        return f"another node may resize the picture inside the model ({', '.join(found)})" if found else None
 
 
 def layers(model: Any) -> Iterator[tuple[str, Any, int]]:

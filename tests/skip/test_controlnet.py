@@ -1,0 +1,253 @@
+"""ControlNets of a pipeline do not run in skipped steps either."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from diffusers import (
+    AutoPipelineForText2Image,
+    ControlNetModel,
+    DiffusionPipeline,
+    FluxControlNetModel,
+    FluxControlNetPipeline,
+    MultiControlNetModel,
+    SD3ControlNetModel,
+    StableDiffusion3ControlNetPipeline,
+    StableDiffusionControlNetPipeline,
+    UNet2DConditionModel,
+)
+from skipping import Runs, only_skip
+from tiny import seeded
+from tiny_pipelines import denoiser, flux_pipeline, quiet, sd3_pipeline, sd15_pipeline
+from tiny_pipelines import run as run_pipeline
+from torch import Tensor, nn
+
+from toma_diffusion import apply_toma, remove_toma, toma_enabled
+from toma_diffusion.skip.controlnet import ControlCall
+
+PICTURE = {"image": torch.rand(1, 3, 128, 128), "height": 128, "width": 128}
+CONTROL = {"control_image": torch.rand(1, 3, 128, 128), "height": 128, "width": 128}
+
+
+def run(pipe: DiffusionPipeline, steps: int = 6, **arguments: Any) -> Tensor:
+    torch.manual_seed(0)  # SD3 encodes the picture with noise that it draws here
+    return run_pipeline(pipe, num_inference_steps=steps, **arguments)
+
+
+def lively(build: Callable[[], nn.Module]) -> nn.Module:
+    """Trained a little: what a new one returns is zero."""
+
+    def made() -> nn.Module:
+        net = build()
+        for parameter in net.parameters():
+            if not parameter.any():
+                nn.init.normal_(parameter, std=0.1)
+        return net
+
+    return seeded(made)
+
+
+def sd15_net(unet: UNet2DConditionModel) -> nn.Module:
+    return lively(lambda: ControlNetModel.from_unet(unet, conditioning_channels=3))
+
+
+def sd15() -> tuple[DiffusionPipeline, dict[str, Any]]:
+    parts = sd15_pipeline().components
+    pipe = StableDiffusionControlNetPipeline(**parts, controlnet=sd15_net(parts["unet"]), requires_safety_checker=False)
+    return quiet(pipe), PICTURE
+
+
+def several() -> tuple[DiffusionPipeline, dict[str, Any]]:
+    pipe, _ = sd15()
+    pipe.controlnet = MultiControlNetModel([pipe.controlnet, sd15_net(pipe.unet)])
+    return pipe, PICTURE | {"image": [PICTURE["image"]] * 2, "controlnet_conditioning_scale": [1.0, 0.5]}
+
+
+def guessing() -> tuple[DiffusionPipeline, dict[str, Any]]:
+    """The ControlNet sees the half with the prompt alone."""
+    return sd15()[0], PICTURE | {"guess_mode": True}
+
+
+def flux() -> tuple[DiffusionPipeline, dict[str, Any]]:
+    parts = flux_pipeline().components
+    names = ("patch_size", "in_channels", "num_layers", "num_single_layers", "attention_head_dim")
+    names += ("num_attention_heads", "joint_attention_dim", "pooled_projection_dim", "axes_dims_rope")
+    config = {name: parts["transformer"].config[name] for name in names}
+    for name in ("image_encoder", "feature_extractor"):
+        parts.pop(name)
+    net = lively(lambda: FluxControlNetModel(**config))
+    return quiet(FluxControlNetPipeline(**parts, controlnet=net)), CONTROL | {"true_cfg_scale": 2.0}
+
+
+def sd3() -> tuple[DiffusionPipeline, dict[str, Any]]:
+    parts = sd3_pipeline().components
+    transformer = parts["transformer"]
+    net = lively(
+        lambda: SD3ControlNetModel.from_transformer(transformer, num_layers=2, num_extra_conditioning_channels=0)
+    )
+    return quiet(StableDiffusion3ControlNetPipeline(**parts, controlnet=net)), CONTROL
+
+
+EVERY = pytest.mark.parametrize("make", [sd15, several, guessing, flux, sd3])
+
+
+class Nets:
+    """How often the parts of a ControlNet run, in a `with` block."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.parts = list(net.nets) if isinstance(net, MultiControlNetModel) else [net]
+        self.runs = [0] * len(self.parts)
+
+    def __enter__(self) -> Nets:
+        def count(index: int) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                self.runs[index] += 1
+
+            return hook
+
+        self.hooks = [part.register_forward_pre_hook(count(index)) for index, part in enumerate(self.parts)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+
+@EVERY
+def test_it_runs_in_computed_steps_alone(make: Callable[[], tuple[DiffusionPipeline, dict[str, Any]]]) -> None:
+    pipe, arguments = make()
+    before = [dict(vars(module)) for module in pipe.controlnet.modules()]
+    whole = run(pipe, **arguments)
+    apply_toma(pipe, only_skip(0, 1, 3))
+    for _ in range(2):
+        with Nets(pipe.controlnet) as nets, Runs(denoiser(pipe)) as runs:
+            skipped = run(pipe, **arguments)
+        assert nets.runs == [3] * len(nets.runs)
+        assert runs.steps == [0, 1, 3]
+    assert not torch.equal(skipped, whole)
+    with toma_enabled(pipe, False), Nets(pipe.controlnet) as nets:
+        assert torch.equal(run(pipe, **arguments), whole)
+    assert nets.runs == [6] * len(nets.runs)
+    remove_toma(pipe)
+    assert [vars(module) for module in pipe.controlnet.modules()] == before
+    assert torch.equal(run(pipe, **arguments), whole)
+
+
+@EVERY
+def test_pictures_are_as_if_it_ran_in_every_step(make: Callable[[], tuple[DiffusionPipeline, dict[str, Any]]]) -> None:
+    pipe, arguments = make()
+    apply_toma(pipe, only_skip(0, 1, 3))
+    found = run(pipe, **arguments)
+    front = vars(pipe.controlnet)["_compiled_call_impl"]
+    pipe.controlnet._compiled_call_impl = front.run
+    with patch.object(ControlCall, "put"), Nets(pipe.controlnet) as nets:
+        assert torch.equal(run(pipe, **arguments), found)
+    assert nets.runs == [6] * len(nets.runs)
+
+
+def test_one_that_comes_with_another_pipeline_is_found() -> None:
+    """Of pipelines that share a denoiser, the one that runs counts. Its first output is new in every generation."""
+    pipe, arguments = sd15()
+    plain = quiet(AutoPipelineForText2Image.from_pipe(pipe, controlnet=None))
+    handle = apply_toma(plain, only_skip(0, 1, 3))
+    with Nets(pipe.controlnet) as nets:
+        run(pipe, **arguments)
+    assert nets.runs == [3]
+    run(plain)
+    handle.remove()
+    assert "_compiled_call_impl" not in vars(pipe.controlnet)
+
+
+def test_another_one_takes_its_place() -> None:
+    pipe, arguments = sd15()
+    apply_toma(pipe, only_skip(0, 1, 3))
+    run(pipe, **arguments)
+    first, pipe.controlnet = pipe.controlnet, sd15_net(pipe.unet)
+    with Nets(pipe.controlnet) as nets:
+        run(pipe, **arguments)
+    assert nets.runs == [3]
+    remove_toma(pipe)
+    for net in (first, pipe.controlnet):
+        assert "_compiled_call_impl" not in vars(net)
+
+
+def test_one_that_two_pipelines_share() -> None:
+    pipe, arguments = sd15()
+    other, _ = sd15()
+    other.controlnet = pipe.controlnet
+    apply_toma(pipe, only_skip(0, 1, 3))
+    apply_toma(other, only_skip(0, 2))
+    for each, expected in ((pipe, 3), (other, 2), (pipe, 3)):
+        with Nets(pipe.controlnet) as nets:
+            run(each, **arguments)
+        assert nets.runs == [expected]
+    remove_toma(pipe)
+    with Nets(pipe.controlnet) as nets:
+        run(pipe, **arguments)
+        run(other, **arguments)
+    assert nets.runs == [6 + 2]
+
+
+def test_a_compiled_one_is_not_entered() -> None:
+    pipe, arguments = sd15()
+    pipe.controlnet.compile(backend="eager")
+    apply_toma(pipe, only_skip(0, 1, 3))
+    calls: list[int] = []
+    compiled = vars(pipe.controlnet)["_compiled_call_impl"]
+    inner, compiled.inner = compiled.inner, lambda *args, **kwargs: (calls.append(1), inner(*args, **kwargs))[1]
+    run(pipe, **arguments)
+    assert len(calls) == 3
+    compiled.inner = inner
+    remove_toma(pipe)
+    assert vars(pipe.controlnet)["_compiled_call_impl"] is inner
+
+
+def test_guidance_that_ends_half_way_runs_it_again() -> None:
+    """The batch of the step halves, and the denoiser computes it."""
+    pipe, arguments = sd15()
+    apply_toma(pipe, only_skip(0, 1))
+
+    def cut_off(pipe: Any, step: int, timestep: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if step == 4:
+            pipe._guidance_scale = 0.0
+        return {} if step != 4 else {name: tensor[-1:] for name, tensor in tensors.items()}
+
+    arguments = arguments | {
+        "callback_on_step_end": cut_off,
+        "callback_on_step_end_tensor_inputs": ["prompt_embeds", "image"],
+    }
+    with Nets(pipe.controlnet) as nets, Runs(pipe.unet) as runs:
+        run(pipe, 8, **arguments)
+    assert runs.passes == [0, 1, 5]
+    assert nets.runs == [3]
+
+
+def test_it_keeps_no_denoiser_alive_and_a_copy_is_its_own() -> None:
+    pipe, arguments = sd15()
+    handle = apply_toma(pipe, only_skip(0, 1, 3))
+    run(pipe, **arguments)
+    twin = copy.deepcopy(pipe.controlnet)
+    assert "_compiled_call_impl" not in vars(twin)
+    net, unet = pipe.controlnet, weakref.ref(pipe.unet)
+    del pipe, handle
+    gc.collect()
+    assert unet() is None
+    assert net(torch.zeros(1, 4, 16, 16), 1, torch.zeros(1, 7, 32), torch.zeros(1, 3, 128, 128)) is not None
+
+
+def test_what_it_keeps_is_counted() -> None:
+    pipe, arguments = sd15()
+    handle = apply_toma(pipe, only_skip(0, 1, 3))
+    outputs: list[Tensor] = []
+    pipe.controlnet.register_forward_hook(lambda module, args, output: outputs.append(output))
+    run(pipe, **arguments)
+    down, middle = outputs[-1]
+    kept = sum(each.nbytes for each in (*down, middle))
+    assert handle.summary().memory_bytes == kept + 2 * 4 * 16 * 16 * 4
