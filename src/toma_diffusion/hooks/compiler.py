@@ -65,6 +65,17 @@ def prepare_compiler(keep_out: Callable[[], None]) -> None:
     torch.compiler.reset()
 
 
+def skip_frames(*functions: Callable[..., Any]) -> None:
+    """Exclude functions from graphs, but not what they call, also where a graph would begin with them.
+
+    `torch.compiler.disable(recursive=False)` does less: the function is not inlined, but a graph may begin with it.
+    """
+    from torch._dynamo.decorators import skip
+
+    for function in functions:
+        skip(function)
+
+
 def compile_denoiser(
     model: nn.Module,
     mode: str,
@@ -118,7 +129,7 @@ def _without_hook_guards(guards: Sequence[Any]) -> list[bool]:
 def undo_compile(model: nn.Module) -> None:
     """Run the model as it was before `compile_denoiser`."""
     for module in model.modules():
-        module._compiled_call_impl = None
+        vars(module).pop("_compiled_call_impl", None)
     remove_hooks(model, lambda hook: isinstance(hook, (BeginReplay, KeepOutput)))
 
 

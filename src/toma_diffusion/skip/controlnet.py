@@ -7,7 +7,7 @@ the right structure: they return their last output.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from toma_diffusion.hooks.arguments import Given, parameter_names
+from toma_diffusion.hooks.compiler import skip_frames
 from toma_diffusion.hooks.step import Identity
 from toma_diffusion.skip.front import CALL, Front
 from toma_diffusion.skip.history import Seen
@@ -23,24 +24,24 @@ if TYPE_CHECKING:
     from toma_diffusion.skip.denoiser import Skipper
 
 
-@dataclass(eq=False)
 class ControlCall(Front):
     """The call of one ControlNet."""
 
-    model: nn.Module
-    skippers: weakref.WeakSet[Skipper] = field(default_factory=weakref.WeakSet)
-    """Of the denoisers that it controls. It keeps none of them alive."""
-    last: Any = None
-    """What it returned last."""
-    passes: dict[tuple[Any, ...], list[Identity]] = field(default_factory=dict)
-    """The conditionings that it was called with, by the shapes of samples."""
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.skippers: weakref.WeakSet[Skipper] = weakref.WeakSet()
+        """Of the denoisers that it controls. It keeps none of them alive."""
+        self.last: Any = None
+        """What it returned last."""
+        self.passes: dict[tuple[Any, ...], list[Identity]] = {}
+        """The conditionings that it was called with, by the shapes of samples."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Never part of a compiled graph; what it calls may be one."""
+    def answer(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the call returns: computed, or its last output. `run` runs the ControlNet."""
         seen = self.seen(args, kwargs)
         if self.is_skipped(seen):
             return self.last
-        output = self.run(*args, **kwargs)
+        output = run(*args, **kwargs)
         self.keep(seen, output)
         return output
 
@@ -86,7 +87,8 @@ def put_before(pipeline: Any, skipper: Skipper) -> nn.Module | None:
     net = getattr(net, "_orig_mod", net)
     if not isinstance(net, nn.Module):
         return None
-    call = call_of(net) or ControlCall(net)
+    call = call_of(net)
+    call = ControlCall(net) if call is None else call
     call.skippers.add(skipper)
     call.put()
     return net
@@ -110,4 +112,4 @@ def keep_out_of_graphs() -> None:
     """Exclude the call from graphs, but not the ControlNet that it runs."""
     for name in ("seen", "is_skipped", "keep"):
         setattr(ControlCall, name, torch.compiler.disable(getattr(ControlCall, name)))
-    ControlCall.__call__ = torch.compiler.disable(ControlCall.__call__, recursive=False)  # type: ignore[method-assign]
+    skip_frames(ControlCall.answer)

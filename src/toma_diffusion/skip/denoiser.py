@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -18,10 +19,11 @@ from torch import nn
 from toma_diffusion.config import Learned, Skip, Weights
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import Given, parameter_names
+from toma_diffusion.hooks.compiler import skip_frames
 from toma_diffusion.hooks.sites import Hook, remove_hooks
 from toma_diffusion.hooks.state import MergeState
 from toma_diffusion.hooks.step import Identity, Tick, running_pipeline
-from toma_diffusion.skip import controlnet
+from toma_diffusion.skip import controlnet, front
 from toma_diffusion.skip.front import Front
 from toma_diffusion.skip.history import History, Seen
 from toma_diffusion.skip.levels import Levels, read_levels
@@ -60,17 +62,19 @@ class Generation:
         return self.computed is None or beyond or step in self.computed
 
 
-@dataclass(eq=False)
 class Skipper(Front):
-    """The call of one denoiser."""
+    """The call of one denoiser.
 
-    model: nn.Module
-    skip: Skip
-    state: MergeState
-    """Of which it shares `enabled`, `steps` and `tick`."""
+    Args:
+        model: the denoiser.
+        skip: the settings.
+        state: of which it shares `enabled`, `steps` and `tick`.
+    """
 
-    def __post_init__(self) -> None:
-        self.names = parameter_names(self.model)
+    def __init__(self, model: nn.Module, skip: Skip, state: MergeState) -> None:
+        super().__init__(model)
+        self.skip, self.state = skip, state
+        self.names = parameter_names(model)
         self.controlnets: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """That do not run in skipped steps either."""
         self.pass_name: str | None = None
@@ -84,8 +88,8 @@ class Skipper(Front):
         return {name: getattr(self, name) for name in ("model", "skip", "state")}  # a copy begins a new generation
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.__post_init__()
+        self.__init__(**state)  # type: ignore[misc]
+        keep_out_of_graphs()  # a pickled model may be loaded in a process that has not skipped anything yet
 
     def put(self) -> None:
         """Take the place of the model's call, also if something else has taken it since."""
@@ -126,15 +130,15 @@ class Skipper(Front):
         calls = [call for net in self.controlnets if (call := controlnet.call_of(net)) is not None]
         return sum(each.num_bytes for each in (*self._histories.values(), *calls))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Never part of a compiled graph; what it calls may be one."""
+    def answer(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the call returns: computed or predicted. `run` runs the denoiser."""
         if self.before is not None:
             self.before(args, kwargs)
         call, predicted = self.begin(args, kwargs)
         if call is None:
             return predicted
         try:
-            output = self.run(*args, **kwargs)
+            output = run(*args, **kwargs)
         finally:
             self.state.tick = None
         self.end(call, output)
@@ -395,9 +399,12 @@ def check_learned(learned: Learned, num_steps: int | None, scheduler: Any, guida
         )
 
 
+@cache
 def keep_out_of_graphs() -> None:
     """Exclude the call from graphs, but not the denoiser that it runs."""
+    front.keep_out_of_graphs()
     controlnet.keep_out_of_graphs()
+    EndCall.__call__ = torch.compiler.disable(EndCall.__call__)  # type: ignore[method-assign]
     Skipper.begin = torch.compiler.disable(Skipper.begin)  # type: ignore[method-assign]
     Skipper.end = torch.compiler.disable(Skipper.end)  # type: ignore[method-assign]
-    Skipper.__call__ = torch.compiler.disable(Skipper.__call__, recursive=False)  # type: ignore[method-assign]
+    skip_frames(Skipper.answer)
