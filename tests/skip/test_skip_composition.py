@@ -1,0 +1,230 @@
+"""Skipped steps together with the rest: adapters, copies, merging, switching off, removal."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from observe import bookkeeping, our_hooks, same_picture, state_of
+from pairs import named
+from peft import LoraConfig
+from skipping import BY_NAME, call, equal, generate, only_skip, plain
+from tiny import STRIDED, Family
+from torch import Tensor, nn
+
+from toma_diffusion import Skip, ToMAHandle, apply_toma, remove_toma, toma_enabled
+
+SD15, FLUX, SD3 = BY_NAME["sd15"], BY_NAME["flux"], BY_NAME["sd3"]
+FAMILIES = pytest.mark.parametrize("family", [SD15, FLUX, BY_NAME["z-image"]], ids=named)
+FOLLOWED = (0, 0, 2, 2)
+"""Which step's output each of four steps returns, if the first and the third are computed."""
+
+
+def add_lora(model: Any, name: str = "one", seed: int = 0) -> None:
+    model.add_adapter(LoraConfig(r=2, target_modules=["to_q", "to_v"], init_lora_weights=False), adapter_name=name)
+    generator = torch.Generator().manual_seed(seed)
+    for key, parameter in model.named_parameters():
+        if "lora_" in key and f".{name}." in key:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
+    model.requires_grad_(False)
+
+
+def load_ip_adapter(unet: Any) -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator) * 0.3
+
+    width, weights = unet.config.cross_attention_dim, {}
+    names = [name for name in unet.attn_processors if not name.endswith("attn1.processor")]
+    for index, name in enumerate(names):
+        hidden = unet.get_submodule(name.removesuffix(".processor")).query_dim
+        weights |= {f"{2 * index + 1}.to_{part}_ip.weight": random(hidden, width) for part in ("k", "v")}
+    projection = {"proj.weight": random(4 * width, 16), "proj.bias": random(4 * width)}
+    projection |= {"norm.weight": torch.ones(width), "norm.bias": torch.zeros(width)}
+    unet._load_ip_adapter_weights([{"image_proj": projection, "ip_adapter": weights}], low_cpu_mem_usage=False)
+    unet.requires_grad_(False)
+
+
+@pytest.mark.parametrize("adapted_first", [True, False])
+class TestAdapters:
+    @pytest.mark.parametrize("family", [SD15, FLUX, SD3], ids=named)
+    def test_lora(self, family: Family, adapted_first: bool) -> None:
+        original, model = family.build(), family.build()
+        add_lora(original)
+        if adapted_first:
+            add_lora(model)
+        handle = apply_toma(model, only_skip(0, 2))
+        if not adapted_first:
+            add_lora(model)
+        whole = [call(family, original, step) for step in range(4)]
+        assert all(equal(generate(family, model, handle, 4), [whole[step] for step in FOLLOWED]))
+        remove_toma(model)
+        assert torch.equal(call(family, model), whole[0])
+        model.delete_adapters("one")
+        same_picture(call(family, model), plain(family, 1)[0])
+
+    @pytest.mark.parametrize("masked", [True, False])
+    def test_ip_adapter(self, adapted_first: bool, masked: bool) -> None:
+        original, model = SD15.build(), SD15.build()
+        load_ip_adapter(original)
+        if adapted_first:
+            load_ip_adapter(model)
+        handle = apply_toma(model, only_skip(0, 2))
+        if not adapted_first:
+            load_ip_adapter(model)
+        mask = torch.zeros(1, 1, 16, 16)
+        mask[..., :8] = 1
+        extra: dict[str, Any] = {"added_cond_kwargs": {"image_embeds": [torch.randn(2, 1, 16)]}}
+        extra |= {"cross_attention_kwargs": {"ip_adapter_masks": [mask]}} if masked else {}
+        whole = [call(SD15, original, step, **extra) for step in range(4)]
+        assert all(equal(generate(SD15, model, handle, 4, **extra), [whole[step] for step in FOLLOWED]))
+
+
+def test_adapters_are_exchanged_half_way() -> None:
+    """The next computed step is that of the other one."""
+    original, model = FLUX.build(), FLUX.build()
+    for each in (original, model):
+        add_lora(each, "one")
+        add_lora(each, "two", seed=1)
+        each.set_adapter("one")
+    handle = apply_toma(model, only_skip(0, 2))
+    handle.begin(4)
+    for step, source in enumerate(FOLLOWED):
+        handle.step(step)
+        for each in (original, model):
+            each.set_adapter("one" if step < 2 else "two")
+        assert torch.equal(call(FLUX, model, step), call(FLUX, original, source))
+
+
+@FAMILIES
+class TestCopies:
+    @pytest.mark.parametrize(
+        "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+    )
+    def test_they_skip_for_themselves(self, family: Family, copied: Callable[[nn.Module], nn.Module]) -> None:
+        """In the middle of a generation, too: a copy begins its own, and holds no output."""
+        model, whole = family.build(), plain(family)
+        handle = apply_toma(model, only_skip(0, 2))
+        handle.begin(4)
+        outputs = []
+        for step in range(4):
+            if step == 1:
+                twin = copied(model)
+                other = ToMAHandle(twin)
+                assert other.summary().memory_bytes == 0
+                same_picture(torch.stack(generate(family, twin, other, 4, 9)), torch.stack(skipped(family, 9)))
+            handle.step(step)
+            outputs.append(call(family, model, step))
+        assert all(equal(outputs, [whole[step] for step in FOLLOWED]))
+        assert handle.summary().steps == other.summary().steps == (2, 2)
+        remove_toma(twin)
+        same_picture(call(family, twin), whole[0])
+        assert handle.summary().memory_bytes > 0
+
+    def test_a_saved_model_is_plain(self, family: Family, tmp_path: Any) -> None:
+        model: Any = family.build()
+        weights = {key: value.clone() for key, value in model.state_dict().items()}
+        generate(family, model, apply_toma(model, only_skip(0, 2)), 2)
+        model.save_pretrained(tmp_path)
+        loaded = type(model).from_pretrained(tmp_path)
+        assert not our_hooks(loaded)
+        assert loaded.state_dict().keys() == weights.keys()
+        assert all(torch.equal(value, weights[key]) for key, value in loaded.state_dict().items())
+
+
+def skipped(family: Family, seed: int) -> list[Tensor]:
+    whole = plain(family, seed=seed)
+    return [whole[step] for step in FOLLOWED]
+
+
+@FAMILIES
+class TestOffAndOn:
+    def test_removal_leaves_nothing(self, family: Family) -> None:
+        model = family.build()
+        before, own = bookkeeping(model), [set(vars(module)) for module in model.modules()]
+        handle = apply_toma(model, only_skip(0))
+        generate(family, model, handle, 3)
+        handle.remove()
+        assert bookkeeping(model) == before
+        assert [set(vars(module)) for module in model.modules()] == own
+        assert all(equal([call(family, model, step) for step in range(4)], plain(family)))
+
+    def test_switched_off_is_the_original(self, family: Family) -> None:
+        model = family.build()
+        handle = apply_toma(model, only_skip(0))
+        generate(family, model, handle, 2)
+        handle.enabled = False
+        assert all(equal(generate(family, model, handle, 4), plain(family)))
+        handle.enabled = True
+        assert equal(generate(family, model, handle, 3), plain(family, 3)) == [True, False, False]
+
+    def test_switched_on_half_way_computes_first(self, family: Family) -> None:
+        """What is kept is from long ago."""
+        model, whole = family.build(), plain(family)
+        handle = apply_toma(model, only_skip(0))
+        handle.begin(4)
+        outputs = []
+        for step in range(4):
+            handle.step(step)
+            with toma_enabled(model, step != 1):
+                outputs.append(call(family, model, step))
+        assert all(equal(outputs, [whole[step] for step in (0, 1, 2, 2)]))
+
+    def test_after_an_exception_the_next_generation_begins_anew(self, family: Family) -> None:
+        model, expected = family.build(), skipped(family, 0)
+        handle = apply_toma(model, only_skip(0, 2))
+        layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
+        for broken_step in (0, 2):
+            handle.begin(4)
+            for step in range(broken_step):
+                handle.step(step)
+                call(family, model, 5 + step)
+            handle.step(broken_step)
+            broken = layer.register_forward_pre_hook(lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                call(family, model, 9)
+            broken.remove()
+            assert all(equal(generate(family, model, handle, 4), expected))
+
+
+class TestWithMerging:
+    @pytest.mark.parametrize("family", [SD15, FLUX], ids=named)
+    @pytest.mark.parametrize("scope", ["module", "stage"])
+    def test_computed_steps_are_merged(self, family: Family, scope: str) -> None:
+        """As they would be without skipped ones."""
+        settings = STRIDED | {"scope": scope, "select_every": 1, "reweigh_every": 1}
+        merged, model = family.build(), family.build()
+        apply_toma(merged, **settings)
+        handle = apply_toma(model, **settings, skip=Skip(computed=(0, 2)))
+        whole = [call(family, merged, step) for step in range(4)]
+        assert all(equal(generate(family, model, handle, 4), [whole[step] for step in FOLLOWED]))
+        summary = handle.summary()
+        assert summary.steps == (2, 2)
+        assert all(kind.tokens_after < kind.tokens_before for kind in summary.kinds)
+        remove_toma(model)
+        assert torch.equal(call(family, model), plain(family, 1)[0])
+
+    def test_only_computed_steps_count_for_choices(self) -> None:
+        """Destinations are selected in every second step that is computed: in steps 0 and 5 of these."""
+        model = SD15.build()
+        handle = apply_toma(
+            model, **STRIDED | {"select_every": 2, "reweigh_every": 1, "skip": Skip(computed=(0, 2, 5))}
+        )
+        actions = []
+        model.register_forward_hook(lambda *_: actions.append(state_of(model).action.value))
+        generate(SD15, model, handle, 7)
+        assert actions == ["select", "reweigh", "select"]
+
+    @pytest.mark.parametrize("method", ["tomesd", "tofu", "todo"])
+    def test_other_methods(self, method: str) -> None:
+        model, merged = SD15.build(), SD15.build()
+        apply_toma(merged, method)
+        handle = apply_toma(model, method, skip=Skip(computed=(0, 2)))
+        outputs = generate(SD15, model, handle, 4)
+        assert equal(outputs[1:], outputs[:-1]) == [True, False, True]
+        assert handle.summary().steps == (2, 2)
