@@ -1,12 +1,20 @@
 """What every setting costs in quality, on the demo models: the rows of benchmarks/results/quality_*.csv.
 
-    python benchmarks/quality.py --lpips-weights FILE [--model bundled] [--only presets] [--steps 4,20] [--rows DIR]
+    python benchmarks/quality.py --lpips-weights FILE [--model bundled] [--only skip] [--steps 4,20] [--rows DIR]
     python benchmarks/quality.py --lpips-weights FILE --model FOLDER --setup bundled-video   # a model trained again
+    python benchmarks/quality.py --lpips-weights FILE --model bundled --only skip --only lists --only solvers \\
+        --only steps --only caches --steps 20 --images 4 --learned learned.json             # on a CPU
 
 One process generates the same 32 images with every method and setting, in one batch each, and compares them with those
 of the model as it is: presets and other methods, fewer steps and caches at all numbers of steps; then one setting after
 another at few and at many steps. Every row is written as soon as it is measured. Killed, the same command goes on; rows
-of another commit or machine are measured again. A method that a model cannot have is left out, with the reason.
+of another commit or machine are measured again. A method that a model cannot have is left out, with the reason. Rows of
+a CPU are in files of their own.
+
+Every row has two distances: to the pictures of the run's own number of steps, and to the converged ones of 100 steps.
+The pictures of the model as it is are made once, and kept in the folder `local` next to the rows. The gain of what
+saves whole steps is the number of steps by the number that was computed; that of merging is computed from measured
+steps of a large model.
 
 Clips of a video pipeline are compared frame by frame, and by their flicker. Their list of methods is another one: all
 of them at 20 steps, those that a user would choose at 8 and at 50.
@@ -20,11 +28,13 @@ from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
@@ -35,8 +45,8 @@ from filelock import FileLock
 from PIL.Image import Image
 from torch import Tensor
 
-from toma_diffusion import ToMAConfig
-from toma_diffusion.api import find_denoiser
+from toma_diffusion import PRESETS, Skip, ToMAConfig
+from toma_diffusion.api import find_denoiser, find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation import NOISE_FLOOR, Variant
 from toma_diffusion.evaluation.run import applied, fitted
@@ -54,6 +64,7 @@ from toma_diffusion.experiments.costs import StepCosts
 from toma_diffusion.experiments.facts import Facts, gather_facts
 from toma_diffusion.experiments.parsing import numbers
 from toma_diffusion.experiments.shortcuts import SHORTCUTS
+from toma_diffusion.experiments.shortcuts.base import written
 from toma_diffusion.experiments.shortcuts.skipped import SkippedSteps
 from toma_diffusion.files import check_writable, replacing
 from toma_diffusion.methods import config_class, named_config
@@ -64,12 +75,16 @@ from toma_diffusion.metrics.pixels import pool_psnr
 from toma_diffusion.pipelines.checkpoints import fingerprint, load_pipeline, public_name
 from toma_diffusion.pipelines.clips import Clip, ClipRequest, generate
 from toma_diffusion.pipelines.generation import ImageRequest, makes_clips
+from toma_diffusion.skip.levels import Levels, read_levels
+from toma_diffusion.skip.schedule import computed_steps
 
 FOLDER = Path(__file__).parent
 PROMPTS = (FOLDER / "quality_prompts.txt", FOLDER / "quality_unseen_prompts.txt")
 """16 by which settings were chosen at an earlier stage, and 16 others. Prompt number n has seed n."""
 CLIP_PROMPTS = (FOLDER / "quality_clip_prompts.txt",)
 METRICS = ("psnr", "ssim", "lpips")
+CONVERGED, CONVERGED_STEPS = "lpips_converged", 100
+"""LPIPS to the picture of so many steps."""
 FLICKER = "flicker"
 """Of clips, besides the others, which are means over all frames."""
 FRAMES_AT_ONCE = 64
@@ -86,6 +101,10 @@ BEFORE = (
 blocks had its own plan, and the last block was left whole."""
 GAINS = (1.15, 1.25, 1.43, 1.67, 2.0, 2.5)
 """How many times fewer steps are tried."""
+SKIPPING = ("balanced", "fast", "faster")
+"""The presets that skip steps."""
+COMPUTED_STEPS = "computed steps"
+"""Where the gain of what saves whole steps comes from."""
 BOX, WITHIN_FRAMES, LONG_BOX = (4, 256), (1, 256), (16, 256)
 """Frames and tokens of a region of a clip: as by default, inside a frame, and over all frames of the small model."""
 
@@ -110,6 +129,8 @@ class Setup:
     size: tuple[int, int] | None = None
     """Width and height of clips. None, as for `frames`: those of the pipeline."""
     frames: int | None = None
+    has_converged: bool = True
+    """Whether more steps make better pictures. Not those of a model that was trained for few."""
 
     def request(self, prompt: str, seed: int, steps: int, *, clip: bool) -> ImageRequest:
         """One image or clip."""
@@ -121,7 +142,7 @@ class Setup:
 
 SETUPS: Mapping[str, Setup] = {
     "bundled": Setup(guidance=4.0, rows="quality_bundled.csv"),
-    "bundled-4step": Setup((4, 8), (4,), guidance=1.0, rows="quality_4step.csv"),
+    "bundled-4step": Setup((4, 8), (4,), guidance=1.0, rows="quality_4step.csv", has_converged=False),
     # The defaults of Flux leave the first five blocks of either kind alone, which are most of a small model's.
     # Its images cannot be merged in batches, so that there are fewer.
     "bundled-flux": Setup(guidance=4.0, images=16, time_of="flux", changes="skip_blocks=()", rows="quality_flux.csv"),
@@ -150,6 +171,15 @@ class Conditions:
     has_guidance: bool
     is_sweep: bool = True
     """Whether all settings are tried at this number of steps. Otherwise only what a user would choose between."""
+    computed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Which steps each preset computes."""
+    learned: tuple[str, ...] = ()
+    """Files of what was learned on the model."""
+
+    @property
+    def counts(self) -> list[int]:
+        """How many steps the presets compute."""
+        return sorted({len(steps) for steps in self.computed.values()} - {self.steps}, reverse=True)
 
 
 @dataclass(frozen=True)
@@ -166,6 +196,41 @@ def fewer(steps: int) -> list[int]:
     return sorted({round(steps / gain) for gain in GAINS} - {0, steps}, reverse=True)
 
 
+def skip(at: Conditions) -> list[str]:
+    """The presets that skip steps, as they are and with what was learned on the model."""
+    return [*SKIPPING, *(f"{preset}:learned={file}" for file in at.learned for preset in SKIPPING)]
+
+
+def lists(at: Conditions) -> list[str]:
+    """The plain solver on the steps that the presets compute."""
+    return [f"timesteps:computed={written(steps)}" for steps in at.computed.values() if len(steps) < at.steps]
+
+
+def solvers(at: Conditions) -> list[str]:
+    """Better solvers with as many steps as the presets compute: as usually spaced, on the published lists, and DPM++ on
+    the presets' own steps."""
+    return [
+        *(f"solver:name={name};steps={count}" for name in ("dpmpp-2m", "unipc") for count in at.counts),
+        *(f"solver:name=dpmpp-2m;steps={count};spacing=ays" for count in at.counts),
+        *(f"solver:name=dpmpp-2m;computed={written(steps)}" for steps in at.computed.values() if len(steps) < at.steps),
+    ]
+
+
+def of_cache_dit(at: Conditions) -> list[str]:
+    """DBCache with one block computed, alone and with each calibrator; and the step masks. The package's own number of
+    warm-up steps is for 50."""
+    cache = f"cache-dit:F=1;B=0;max_warmup_steps={max(1, min(8, at.steps // 5))}"
+    taylor = "calibrator=taylorseer;taylorseer_order=1"
+    masks = ("medium", "fast", "ultra")
+    return [
+        *(f"{cache};R={threshold}" for threshold in (0.1, 0.2, 0.35)),
+        *(f"{cache};R={threshold};{taylor};max_continuous_cached_steps=3" for threshold in (0.2, 0.35)),
+        *(f"{cache};R=0.35;calibrator={name}" for name in ("foca", "dmd")),
+        *(f"cache-dit:F=1;B=0;steps_mask={mask};steps_computation_policy=static" for mask in masks),
+        *(f"cache-dit:F=1;B=0;steps_mask={mask};steps_computation_policy=static;{taylor}" for mask in masks),
+    ]
+
+
 def caches(at: Conditions) -> list[str]:
     """Those of UNets and those of transformers; a model has one kind."""
     lite = "use_lite_mode=True"
@@ -176,28 +241,7 @@ def caches(at: Conditions) -> list[str]:
         *(f"taylorseer:cache_interval={interval};{lite}" for interval in (2, 3, 5) if interval < at.steps),
         *(f"taylorseer:cache_interval={interval}" for interval in (2, 3) if interval < at.steps),
         *(f"magcache:threshold={threshold}" for threshold in (0.03, 0.06, 0.12, 0.24)),
-    ]
-
-
-def reuse(at: Conditions) -> list[str]:
-    """Parts of the model reused over time: how often, which steps are computed, how lines are followed; alone and with
-    merging."""
-    deep = "part=deep"
-    return [
-        *("balanced", "fast", "faster"),
-        *(f"fast:period={period}" for period in (2, 3, 4)),
-        *(f"fast:growth={growth}" for growth in (1, 1.4, 1.7)),
-        *(f"fast:order={order}" for order in (0, 0.5, 1)),
-        "fast:part=blocks",
-        *(f"reuse:period=2;order={order}" for order in (0, 1)),
-        *(f"reuse:period={period};{deep}" for period in (2, 3)),
-        f"reuse:period=4;{deep};order=0",
-        *(f"{preset}:ratio={ratio};period=2;{deep}" for preset in ("toma-stage", "toma-late") for ratio in (0.25, 0.5)),
-        *(
-            f"toma-stage:ratio=0.5;skip_blocks=();order=0;period={period};update={update}"
-            for update in ("clusters", "destinations")
-            for period in (2, 4)
-        ),
+        *of_cache_dit(at),
     ]
 
 
@@ -282,25 +326,8 @@ def clip_caches(at: Conditions) -> list[str]:
         *(f"first-block-cache:threshold={threshold}" for threshold in (0.1, 0.4)),
         *(f"taylorseer:cache_interval={interval};{lite}" for interval in (3, 5) if interval < at.steps),
         "magcache:threshold=0.12",
-    ]
-
-
-def clip_reuse(at: Conditions) -> list[str]:
-    """Blocks reused over time: the presets, how often, which steps are computed, and how lines are followed."""
-    more = [
-        *(f"fast:growth={growth}" for growth in (1, 1.4, 1.7, 2.5)),
-        *(f"{preset}:order={order}" for preset in ("balanced", "fast") for order in (0, 1)),
-        *(f"reuse:period=2;order={order}" for order in (0, 1)),
-    ]
-    own = ["reuse:computed=(0,1,2,3,5,8,12,16);order=0"] if at.steps == 20 else []  # the best of a few on other prompts
-    return ["balanced", "fast", "faster", "fast:period=2", "fast:period=4", *at.is_sweep * more, *own]
-
-
-def together(at: Conditions) -> list[str]:
-    """Merging in the steps that are computed, reuse in the others."""
-    presets = ("toma-stage", "toma-late") if at.is_sweep else ("toma-stage",)
-    return [
-        f"{preset}:ratio={ratio};period={period}" for preset in presets for ratio in (0.25, 0.5) for period in (2, 3)
+        *(f"seacache:threshold={threshold}" for threshold in (0.1, 0.2, 0.4)),
+        *of_cache_dit(at),
     ]
 
 
@@ -324,8 +351,16 @@ def whole_blocks(at: Conditions) -> list[str]:
     return [f"toma-stage:skip_blocks={blocks}" for blocks in ("()", "(0,)", "(-1,)", "(0,-1)")]
 
 
+AT_EQUAL_COST: Mapping[str, Part] = {
+    "skip": Part(skip, at_all_steps=True),
+    "lists": Part(lists, at_all_steps=True),
+    "solvers": Part(solvers, at_all_steps=True),
+    "steps": Part(lambda at: [f"steps:{count}" for count in at.counts], at_all_steps=True),
+    "fewer steps": Part(lambda at: [f"steps:{number}" for number in fewer(at.steps)], at_all_steps=True),
+}
+"""What saves whole steps. The last with more numbers of steps, to compare merging with."""
 PARTS: Mapping[str, Part] = {
-    "steps": Part(lambda at: [f"steps:{number}" for number in fewer(at.steps)], at_all_steps=True),
+    **AT_EQUAL_COST,
     "caches": Part(caches, at_all_steps=True),
     "presets": Part(
         lambda at: [
@@ -335,7 +370,6 @@ PARTS: Mapping[str, Part] = {
         RATIOS,
         at_all_steps=True,
     ),
-    "reuse": Part(reuse, at_all_steps=True),
     "combined": Part(combined, (0.25, 0.5)),
     "regions": Part(regions),
     "distances": Part(distances),
@@ -345,13 +379,11 @@ PARTS: Mapping[str, Part] = {
     "sharing": Part(sharing),
 }
 CLIP_PARTS: Mapping[str, Part] = {
-    "steps": PARTS["steps"],
+    **AT_EQUAL_COST,
     "presets": Part(
         lambda at: ["toma-stage", "toma-late", *at.is_sweep * ["toma-tile", "toma"]], RATIOS, at_all_steps=True
     ),
     "frames": Part(lambda at: [region(*box) for box in (WITHIN_FRAMES, BOX, LONG_BOX)], RATIOS, at_all_steps=True),
-    "reuse": Part(clip_reuse, at_all_steps=True),
-    "together": Part(together, at_all_steps=True),
     "caches": Part(clip_caches, at_all_steps=True),
     "boxes": Part(boxes),
     "nearness": Part(nearness),
@@ -359,17 +391,20 @@ CLIP_PARTS: Mapping[str, Part] = {
 }
 """Of a model of clips."""
 REFERENCE = "reference"
-"""The part with the model as it is and its noise floor, which is always there."""
+"""The part with the model as it is, which is always there, and its noise floor, unless only other parts are asked
+for."""
 RUNS = (REFERENCE, *dict.fromkeys((*PARTS, *CLIP_PARTS)), *PAPER)
 """All parts. The tables of the paper only if they are asked for, at 20 steps."""
 STEPS_OF_THE_PAPERS_TABLES = 20
 SETTINGS = tuple(field.name for field in fields(ToMAConfig))
 COLUMNS = (
-    *("run", "model", "steps", "guidance", "title", "method", "changed", "shortcuts", "skipped", *SETTINGS),
-    *("images", "frames", *METRICS, FLICKER, "seconds"),
+    *("run", "model", "steps", "guidance", "title", "method", "changed", "shortcuts", "skipped", "computed", *SETTINGS),
+    *("images", "frames", *METRICS, CONVERGED, FLICKER, "seconds"),
     *("gain", "gain_source", "blocks", "variant"),
     *("resolution", "dtype", "weights", "lpips_weights", *(field.name for field in fields(Facts)), "date"),
 )
+OF_OWN_IMAGES = ("model", "guidance", "dtype", "weights", "gpu", "torch", "diffusers")
+"""Columns that the images of the model as it is depend on."""
 SAME = ("images", "guidance", "dtype", "weights", *(field.name for field in fields(Facts)))
 """Columns in which a row has to agree with this run, or it is measured again."""
 Row = dict[str, str]
@@ -383,10 +418,12 @@ class Rows:
         self.path = path
         self.rows = self._read()
 
-    def has(self, row: Row) -> bool:
-        """Whether it was measured by this commit on this machine."""
+    def has(self, row: Row, *, converged: bool) -> bool:
+        """Whether it was measured by this commit on this machine, and compared with converged pictures if it must."""
         held = self.rows.get(self._key(row))
-        return held is not None and all(held[name] == row[name] for name in SAME)
+        if held is None or (converged and not held[CONVERGED]):
+            return False
+        return all(held[name] == row[name] for name in SAME)
 
     def add(self, *rows: Row) -> None:
         """Put them in the place of older ones, and write the file anew, with what other processes have added."""
@@ -412,6 +449,73 @@ class Rows:
         return row["run"], row["steps"], row["title"]
 
 
+@dataclass(frozen=True)
+class Own:
+    """What a model makes as it is."""
+
+    images: Tensor
+    """[B, frames, 3, height, width], 0 to 1. An image has one frame."""
+    seconds: float
+    """For one of them."""
+    passes: float
+    """Calls of the denoisers in a step."""
+
+
+class OwnImages:
+    """What a model makes as it is, in files that processes and later runs share.
+
+    Args:
+        folder: of the files.
+        facts: what the images depend on besides the request.
+    """
+
+    def __init__(self, folder: Path, pipe: Any, batch: int, facts: Mapping[str, str]) -> None:
+        self.folder, self.pipe, self.batch, self.facts = folder, pipe, batch, facts
+
+    def of(self, requests: Sequence[ImageRequest]) -> Own:
+        """Those of these requests. What is missing is made."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / f"{requests[0].steps}.lock"):
+            missing = [request for request in requests if not self._path(request).exists()]
+            for start in range(0, len(missing), self.batch):
+                self._make(missing[start : start + self.batch])
+        found = [torch.load(self._path(request), weights_only=True) for request in requests]
+        images = torch.stack([each["image"] for each in found]).to(self.pipe.device) / 255
+        return Own(images, fmean(each["seconds"] for each in found), found[0]["passes"])
+
+    def _make(self, requests: list[ImageRequest]) -> None:
+        started = time.perf_counter()
+        with counted_calls(self.pipe) as calls:
+            made = generate(self.pipe, requests)
+        seconds = (time.perf_counter() - started) / len(requests)
+        for request, image in zip(requests, made, strict=True):
+            values = {
+                "image": (frames_of(image) * 255).round().byte(),
+                "seconds": seconds,
+                "passes": len(calls) / request.steps,
+            }
+            with replacing(self._path(request), "wb") as file:
+                torch.save(values, file)
+
+    def _path(self, request: ImageRequest) -> Path:
+        text = json.dumps([dict(self.facts), {name: str(value) for name, value in vars(request).items()}])
+        return self.folder / f"{request.steps}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.pt"
+
+
+@contextmanager
+def counted_calls(pipe: Any) -> Iterator[list[None]]:
+    """A list that grows by one with every call for which a denoiser runs. In skipped steps it does not."""
+    calls: list[None] = []
+    hooks = [
+        model.register_forward_pre_hook(lambda module, given: calls.append(None)) for model in find_denoisers(pipe)
+    ]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 @dataclass(eq=False)
 class Measurement:
     """One model at one number of steps."""
@@ -420,46 +524,96 @@ class Measurement:
     requests: list[ImageRequest]
     batch: int
     metrics: list[PairMetric]
-    reference: Tensor | None = None
-    """Its own images or clips, [B, frames, 3, height, width]. An image has one frame."""
+    own: Own
+    converged: Own | None = None
 
     def figures(self, variant: Variant) -> Row:
-        """Of one variant: metrics, the share of skipped steps, seconds for an image (the first of their kind, with
+        """Of one variant: metrics, computed and skipped steps, seconds for an image (the first of their kind, with
         whatever has to be compiled)."""
-        steps = self.requests[0].steps
-        requests = [replace(each, steps=variant.requested_steps(steps)) for each in self.requests]
-        ready = fitted(self.pipe, variant, requests[0], steps)
+        if not variant.saves_time and variant.name != NOISE_FLOOR:
+            return self._row(self.own.images, self.own.seconds, len(self.own.images), self._steps)
+        requests = [replace(each, steps=variant.requested_steps(self._steps)) for each in self.requests]
+        ready = fitted(self.pipe, variant, requests[0], self._steps)
         batch = 1 if mixes_images(find_denoiser(self.pipe), variant) else self.batch
         images: list[Tensor] = []
+        is_cached = any(shortcut.is_cache for shortcut in variant.shortcuts)
+        watching = SkippedSteps.by(variant.shortcuts, self.pipe) if is_cached else nullcontext()
         started = time.perf_counter()
-        with SkippedSteps.by(variant.shortcuts, self.pipe) as skipped:
+        with watching, counted_calls(self.pipe) as calls:
             for start in range(0, len(requests), batch):
-                with applied(self.pipe, ready, steps):
-                    made = generate(self.pipe, requests[start : start + batch])
-                images += map(frames_of, made)
+                with applied(self.pipe, ready, self._steps):
+                    images += map(frames_of, generate(self.pipe, requests[start : start + batch]))
         seconds = (time.perf_counter() - started) / len(images)
-        found = torch.stack(images).to(self.pipe.device)
-        if self.reference is None:
-            self.reference = found
-        figures = {"images": str(len(images)), "seconds": f"{seconds:.4f}"}
-        figures |= {"skipped": f"{skipped.share:.4f}" if skipped.share else ""}
-        figures |= {"resolution": f"{found.shape[-1]}x{found.shape[-2]}"}
-        figures |= {"frames": str(found.shape[1]) if isinstance(requests[0], ClipRequest) else ""}
-        return figures | self._scores(found)
+        skipped = watching.share if isinstance(watching, SkippedSteps) else 0.0
+        computed = len(calls) / -(-len(requests) // batch) / self.own.passes * (1 - skipped)
+        return self._row(torch.stack(images).to(self.pipe.device), seconds, len(images), computed, skipped)
+
+    @property
+    def _steps(self) -> int:
+        return self.requests[0].steps
+
+    def _row(self, images: Tensor, seconds: float, count: int, computed: float, skipped: float = 0.0) -> Row:
+        return {
+            "images": str(count),
+            "seconds": f"{seconds:.4f}",
+            "computed": f"{computed:.4g}",
+            "skipped": f"{skipped:.4f}" if skipped else "",
+            "resolution": f"{images.shape[-1]}x{images.shape[-2]}",
+            "frames": str(images.shape[1]) if isinstance(self.requests[0], ClipRequest) else "",
+        } | self._scores(images)
 
     @torch.no_grad()
     def _scores(self, images: Tensor) -> Row:
-        assert self.reference is not None
-        if images is self.reference:
-            return {}
-        pairs = [each.flatten(0, 1).split(FRAMES_AT_ONCE) for each in (images, self.reference)]
-        scores = {}
+        scores: Row = {}
+        if images is not self.own.images:
+            for metric in self.metrics:
+                values = distances_of(metric, images, self.own.images)
+                scores[metric.name] = f"{pool_psnr(values) if metric.name == 'psnr' else fmean(values):.6g}"
+            if images.shape[1] > 1:
+                scores[FLICKER] = f"{flicker(images, self.own.images).mean().item():.6g}"
         for metric in self.metrics:
-            values = torch.cat([metric.distances(*pair) for pair in zip(*pairs, strict=True)]).tolist()
-            scores[metric.name] = f"{pool_psnr(values) if metric.name == 'psnr' else fmean(values):.6g}"
-        if images.shape[1] > 1:
-            scores[FLICKER] = f"{flicker(images, self.reference).mean().item():.6g}"
+            if self.converged is not None and metric.name == "lpips":
+                scores[CONVERGED] = f"{fmean(distances_of(metric, images, self.converged.images)):.6g}"
         return scores
+
+
+def distances_of(metric: PairMetric, images: Tensor, references: Tensor) -> list[float]:
+    """Frame by frame."""
+    pairs = [each.flatten(0, 1).split(FRAMES_AT_ONCE) for each in (images, references)]
+    found: list[float] = torch.cat([metric.distances(*pair) for pair in zip(*pairs, strict=True)]).tolist()
+    return found
+
+
+class _BegunError(Exception):
+    """The denoiser was called."""
+
+
+def levels_of(pipe: Any, request: ImageRequest) -> Levels | None:
+    """The noise levels of a generation: it is begun, and ended before the denoiser runs."""
+
+    def end(module: Any, given: Any) -> None:
+        raise _BegunError
+
+    hooks = [model.register_forward_pre_hook(end) for model in find_denoisers(pipe)]
+    try:
+        generate(pipe, [request])
+    except _BegunError:
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return read_levels(pipe.scheduler, 0, request.steps, model_name=type(find_denoiser(pipe)).__name__)
+
+
+def computed_by_presets(pipe: Any, request: ImageRequest) -> dict[str, tuple[int, ...]]:
+    """Which steps of such a generation each preset computes."""
+    levels = levels_of(pipe, request)
+    settings = {preset: PRESETS[preset].skip for preset in SKIPPING}
+    return {
+        preset: computed_steps(each, request.steps, levels)
+        for preset, each in settings.items()
+        if isinstance(each, Skip)
+    }
 
 
 def frames_of(made: Image | Clip) -> Tensor:
@@ -492,40 +646,64 @@ def variants_at(part: Part, pipe: Any, at: Conditions, changes: str) -> tuple[li
     left_out = []
     for text in methods_of(part, at, changes):
         try:
-            variants |= dict.fromkeys(variants_of(pipe, [VariantSpec.parse(text)], part.ratios))
+            found = variants_of(pipe, [VariantSpec.parse(text)], part.ratios)
+            for variant in found:
+                check_steps(variant, at.steps)
+            variants |= dict.fromkeys(found)
         except UsageError as error:
             left_out.append(f"{text}: {error}")
     return list(variants), left_out
 
 
+def check_steps(variant: Variant, steps: int) -> None:
+    """Raise `UsageError` if a variant is not possible with so many steps."""
+    variant.steps_of(steps)
+    learned = None if variant.config is None or variant.config.skip is None else variant.config.skip.learned
+    if learned is not None and learned.num_steps != steps:
+        raise UsageError(f"it was learned with {learned.num_steps} steps, and this run has {steps}.")
+
+
 def row_of(run: str, variant: Variant, common: Row) -> Row:
     """What is known before anything is generated."""
     config = {} if variant.config is None else variant.config.to_dict()
+    if config.get("skip") and config["skip"]["learned"]:
+        config["skip"] |= {"learned": True}  # the weights are in the column `variant`
     return (
         dict.fromkeys(COLUMNS, "")
         | common
         | {name: str(config.get(name, "")) for name in SETTINGS}
         | {"run": run, "title": variant.title, "method": variant.key["method"]}
-        | {"changed": "; ".join(f"{name}={value}" for name, value in variant.asked_for.items())}
+        | {"changed": "; ".join(variant.changes.values())}
         | {"variant": json.dumps(variant.to_dict(), separators=(",", ":"))}
         | {"shortcuts": "+".join(shortcut.text for shortcut in variant.shortcuts)}
     )
 
 
 def gain_of(row: Row, costs: StepCosts) -> Row:
-    """How many times faster it would be on the large model; empty if that has not been measured."""
-    variant = Variant.from_dict(json.loads(row["variant"]))
+    """How many times fewer steps are computed. Of what merges tokens: how many times faster it would be on the large
+    model; empty if that has not been measured."""
+    variant, steps = Variant.from_dict(json.loads(row["variant"])), int(row["steps"])
+    if variant.name == NOISE_FLOOR:
+        return {"gain": "", "gain_source": ""}
+    skipped = float(row["skipped"] or 0)
+    if not merges_at(variant, steps):
+        computed = float(row["computed"] or variant.steps_of(steps) * (1 - skipped))  # older rows did not count
+        return {"gain": f"{steps / computed:.4f}", "gain_source": COMPUTED_STEPS}
     gain = costs.gain(
-        int(row["steps"]),
+        steps,
         preset=variant.name,
         config=variant.config,
         shortcuts=variant.shortcuts,
-        cached=float(row["skipped"] or 0),
+        cached=skipped,
         blocks=int(row["blocks"]),
     )
-    if gain is None or variant.name == NOISE_FLOOR:
-        return {"gain": "", "gain_source": ""}
-    return {"gain": f"{gain:.4f}", "gain_source": costs.model}
+    return {"gain": "", "gain_source": ""} if gain is None else {"gain": f"{gain:.4f}", "gain_source": costs.model}
+
+
+def merges_at(variant: Variant, steps: int) -> bool:
+    """Whether it merges tokens in a generation of so many steps."""
+    config = variant.config
+    return config is not None and config.ratio > 0 and (config.max_steps is None or steps <= config.max_steps)
 
 
 def note_of(row: Row, costs: StepCosts) -> str:
@@ -545,12 +723,13 @@ class Job:
     """In the rows, and in what is printed: never a path."""
     setup: Setup
 
-    def rows(self, folder: Path) -> Rows:
-        """Those that it has."""
-        return Rows(folder / (self.setup.rows or f"quality_{self.name}.csv"))
+    def rows(self, folder: Path, device: str) -> Rows:
+        """Those that it has. They are compared with each other, so that a CPU has a file of its own."""
+        path = folder / (self.setup.rows or f"quality_{self.name}.csv")
+        return Rows(path.with_stem(f"{path.stem}_cpu") if device == "cpu" else path)
 
     def costs(self) -> StepCosts:
-        """The measured steps of the large model. Without any, only fewer steps have a gain."""
+        """The measured steps of the large model. Without any, merging has no gain."""
         try:
             return StepCosts.load(self.setup.time_of)
         except UsageError as error:
@@ -571,10 +750,11 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
 
 def write_gains(job: Job, options: argparse.Namespace) -> int:
     """Compute the gains of all rows of a model again, from the steps that have been measured by now. Nothing fails."""
-    rows = job.rows(options.rows)
-    if rows.rows:
-        costs = job.costs()
-        rows.add(*(row | gain_of(row, costs) for row in rows.rows.values()))
+    for device in ("cuda", "cpu"):
+        rows = job.rows(options.rows, device)
+        if rows.rows:
+            costs = job.costs()
+            rows.add(*(row | gain_of(row, costs) for row in rows.rows.values()))
     return 0
 
 
@@ -597,10 +777,18 @@ def plan(pipe: Any, setup: Setup, options: argparse.Namespace) -> dict[int, Want
     said = set()
     for steps in numbers("steps", options.steps, int) or setup.steps:
         sweeps = bool(options.steps) or steps in setup.steps_of_sweeps
-        at = Conditions(steps, setup.guidance is None or setup.guidance > 1, sweeps)
+        at = Conditions(
+            steps,
+            setup.guidance is None or setup.guidance > 1,
+            sweeps,
+            computed_by_presets(pipe, setup.request("", 0, steps, clip=makes_clips(pipe))),
+            tuple(options.learned or ()),
+        )
         found: Wanted = []
-        for run in options.only or parts:
-            if run in PAPER:
+        for run in options.only or (*parts, REFERENCE):
+            if run == REFERENCE:
+                variants, left_out = [UNMERGED[1]], []
+            elif run in PAPER:
                 is_due = options.steps or steps == STEPS_OF_THE_PAPERS_TABLES
                 variants, left_out = paper_variants(model, run) if is_due else ([], [])
             elif run not in parts:
@@ -613,7 +801,6 @@ def plan(pipe: Any, setup: Setup, options: argparse.Namespace) -> dict[int, Want
                 if reason not in said:
                     print(f"Left out: {run}: {reason}", flush=True)
                     said.add(reason)
-        found.append((REFERENCE, UNMERGED[1]))  # last, because it is the slowest; one share has it
         planned[steps] = shared(found, *share_of(options.share))
     return planned
 
@@ -651,25 +838,41 @@ def measure(job: Job, options: argparse.Namespace) -> int:
     for reason in opened.missing:
         print(f"Left out: {reason}", flush=True)
     metrics = [metric for metric in opened.image if isinstance(metric, PairMetric)]
-    rows, costs = job.rows(options.rows), job.costs()
-    prompts = [line for path in setup.prompts for line in path.read_text(encoding="utf-8").splitlines()]
-    count = min(options.limit or setup.images, len(prompts))
-    prompts = prompts[:: len(prompts) // count][:count]
+    rows, costs = job.rows(options.rows, pipe.device.type), job.costs()
+    prompts = prompts_of(setup)[: options.images]
     common = common_of(job, pipe, metrics, len(prompts), options.commit)
+    own = OwnImages(
+        options.rows / "local" / job.name, pipe, setup.batch, {name: common[name] for name in OF_OWN_IMAGES}
+    )
     planned = plan(pipe, setup, options)
     for steps, wanted in planned.items():
         count = len({settings_alone(variant) for _, variant in wanted})
         print(f"{job.name}, {steps} steps: {len(wanted)} rows of {count} variants", flush=True)
     failed = 0
+    wants_converged = setup.has_converged and options.converged and any(metric.name == "lpips" for metric in metrics)
     for steps, wanted in planned.items():
         common |= {"steps": str(steps), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-        due = [(run, variant) for run, variant in wanted if not rows.has(row_of(run, variant, common))]
-        if due:
-            requests = [
-                setup.request(prompt, seed, steps, clip=makes_clips(pipe)) for seed, prompt in enumerate(prompts)
-            ]
-            failed += measure_all(due, Measurement(pipe, requests, setup.batch, metrics), common, rows, costs)
+        due = [
+            (run, variant)
+            for run, variant in wanted
+            if not rows.has(row_of(run, variant, common), converged=wants_converged)
+        ]
+        if not due:
+            continue
+        requests = [setup.request(prompt, seed, steps, clip=makes_clips(pipe)) for seed, prompt in enumerate(prompts)]
+        converged = [replace(request, steps=CONVERGED_STEPS) for request in requests] if wants_converged else []
+        measurement = Measurement(
+            pipe, requests, setup.batch, metrics, own.of(requests), own.of(converged) if converged else None
+        )
+        failed += measure_all(due, measurement, common, rows, costs)
     return failed
+
+
+def prompts_of(setup: Setup) -> list[str]:
+    """Those of a setup, spread evenly over its files."""
+    prompts = [line for path in setup.prompts for line in path.read_text(encoding="utf-8").splitlines()]
+    count = min(setup.images, len(prompts))
+    return prompts[:: len(prompts) // count][:count]
 
 
 def measure_all(due: Wanted, measurement: Measurement, common: Row, rows: Rows, costs: StepCosts) -> int:
@@ -682,15 +885,14 @@ def measure_all(due: Wanted, measurement: Measurement, common: Row, rows: Rows, 
         try:
             known[settings] = known.get(settings) or measurement.figures(variant)
         except Exception as error:  # one of hundreds: the others are worth more than its traceback
-            if measurement.reference is None:
-                raise
             print(f"Failed: {about}: {error!r}", flush=True)
             failed += 1
             continue
         row = row_of(run, variant, common) | known[settings]
         row |= gain_of(row, costs)
         rows.add(row)
-        figures = ", ".join(f"{each} {row[each]}" for each in (*METRICS, *([FLICKER] if row["frames"] else [])))
+        shown = ("gain", *METRICS, CONVERGED, FLICKER)
+        figures = ", ".join(f"{each} {row[each]}" for each in shown if row[each])
         figures += f"; gain: {note}" if (note := note_of(row, costs)) else ""
         print(f"{about}: {figures} ({time.perf_counter() - started:.1f} s)", flush=True)
     return failed
@@ -700,7 +902,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", help="may be given again; default: all demo models")
     parser.add_argument("--setup", choices=SETUPS, help="what is usual for this model, whose name is in the rows")
-    parser.add_argument("--only", choices=RUNS[1:], action="append", help="this part; may be given again")
+    parser.add_argument("--only", choices=RUNS, action="append", help="this part; may be given again")
     parser.add_argument("--steps", default="", help="these numbers of steps, for all parts: 4,20")
     parser.add_argument("--gains", action="store_true", help="measure nothing: compute the gains of the rows again")
     parser.add_argument("--share", default="1/1", help="2/8: the second of eight processes that share the work")
@@ -708,7 +910,14 @@ def main() -> None:
     parser.add_argument("--changes", help="a field to set in all methods of merging: skip_blocks=(0,1)")
     parser.add_argument("--lpips-weights", type=Path)
     parser.add_argument("--rows", type=Path, default=FOLDER / "results", help="folder of the rows")
-    parser.add_argument("--limit", type=int, help="so many prompts, spread evenly; default: by model")
+    parser.add_argument("--images", type=int, help="the first prompts, so many; default: all of the model")
+    parser.add_argument("--learned", action="append", help="a file of `toma learn`; may be given again")
+    parser.add_argument(
+        "--no-converged",
+        dest="converged",
+        action="store_false",
+        help=f"do not compare with the images of {CONVERGED_STEPS} steps",
+    )
     parser.add_argument("--batch", type=int, help="images or clips of one call; default: by model")
     parser.add_argument("--device", default="")
     parser.add_argument("--commit", help="to record; default: that of the checkout")

@@ -13,7 +13,7 @@ from typing import Any
 from toma_diffusion.config import Config
 from toma_diffusion.config.checks import check_integer
 from toma_diffusion.errors import UsageError
-from toma_diffusion.experiments.cells import Cell
+from toma_diffusion.experiments.cells import LEARNED, Cell
 from toma_diffusion.experiments.shortcuts import Shortcut, shortcut_from_dict
 from toma_diffusion.methods import config_class
 from toma_diffusion.pipelines.clips import ClipRequest
@@ -77,17 +77,17 @@ class Variant:
     @property
     def _own_title(self) -> str:
         name = self.name if self.config is None or not self.config.shows_ratio else f"{self.name} {self.config.ratio:g}"
-        others = [
-            f"{field}={value}" for field, value in self.asked_for.items() if field != "ratio" or name == self.name
-        ]
-        return ", ".join([name, *others])
+        others = self.changes
+        if name != self.name:
+            others.pop("ratio", None)
+        return ", ".join([name, *others.values()])
 
     @property
     def family(self) -> tuple[str, str]:
         """Name and settings of what differs from it in one number alone: one line of a plot."""
         if self.config is None and len(self.shortcuts) == 1:
             return self.shortcuts[0].family
-        settings = [f"{name}={value}" for name, value in self.asked_for.items()]
+        settings = self.changes.values()
         if self.config is None and self.shortcuts:
             return self.title, ""
         return self.name, ", ".join([*settings, *(f"+ {shortcut.title}" for shortcut in self.shortcuts)])
@@ -105,6 +105,11 @@ class Variant:
     def asked_for(self) -> dict[str, Any]:
         """The fields of merging that the user set, with their values."""
         return {} if self.config is None else {name: self.config.value_of(name) for name in self.overrides}
+
+    @property
+    def changes(self) -> dict[str, str]:
+        """The same as a user writes them, by name. Of learned weights only that there are any."""
+        return {name: name if name == LEARNED else f"{name}={value}" for name, value in self.asked_for.items()}
 
     @property
     def key(self) -> dict[str, str]:
