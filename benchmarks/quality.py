@@ -787,7 +787,7 @@ def plan(pipe: Any, setup: Setup, options: argparse.Namespace) -> dict[int, Want
         found: Wanted = []
         for run in options.only or (*parts, REFERENCE):
             if run == REFERENCE:
-                variants, left_out = [UNMERGED[1]], []
+                variants, left_out = [UNMERGED[1]], list[str]()
             elif run in PAPER:
                 is_due = options.steps or steps == STEPS_OF_THE_PAPERS_TABLES
                 variants, left_out = paper_variants(model, run) if is_due else ([], [])

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measure the rows of benchmarks/results/ anew on this machine's GPU:
 #
-#   benchmarks/reproduce.sh FOLDER [presets] [reuse] [methods] [bounds] [flux] [today] [video] [cache] [few-steps] [pipeline] [eager] [operators]
+#   benchmarks/reproduce.sh FOLDER [presets] [skip] [methods] [bounds] [flux] [today] [video] [cache] [few-steps] [pipeline] [eager] [operators]
 #
 # Every part writes CSV files into FOLDER; without parts all are measured. Benchmarks of a part compile side by side and
 # time one at a time (--take-turns). What is there already is not measured again. RATIOS=0.75 measures methods and bounds
@@ -11,12 +11,12 @@
 set -u
 folder=${1:?"give a folder for the rows"}
 shift
-parts=${*:-presets reuse methods bounds flux today video cache few-steps pipeline eager operators}
+parts=${*:-presets skip methods bounds flux today video cache few-steps pipeline eager operators}
 for part in $parts; do  # before hours are spent on the others
     case $part in
-    presets | reuse | methods | bounds | flux | today | video | cache | few-steps | pipeline | eager | operators) ;;
+    presets | skip | methods | bounds | flux | today | video | cache | few-steps | pipeline | eager | operators) ;;
     *)
-        echo "unknown part '$part': presets, reuse, methods, bounds, flux, today, video, cache, few-steps, pipeline, eager or operators" >&2
+        echo "unknown part '$part': presets, skip, methods, bounds, flux, today, video, cache, few-steps, pipeline, eager or operators" >&2
         exit 2 ;;
     esac
 done
@@ -54,19 +54,18 @@ for part in $parts; do
         done
         bench presets-flux --model flux --modes compiled --steps 4 --repeats 3 --bounds none --methods toma-stage --ratios 0.5
         finish ;;
-    reuse)  # over time, alone and with merging; most of these rows are reuse_h200.csv. A process for every method: each compiles
-        # while others are timed, but the next one of a process only when its baseline has been.
-        for method in balanced fast faster reuse 'toma-stage:period=2;part=deep' 'toma-late:period=3;part=deep'; do
+    skip)  # the presets that skip steps. A process for each: it compiles while others are timed
+        for method in balanced fast faster; do
             for steps in 20 50; do
-                bench "reuse-sdxl-$steps-$(printf %s "$method" | cksum | cut -d' ' -f1)" --model sdxl --modes graph \
-                    --steps $steps --repeats 5 --bounds none --methods "$method" --ratios 0.5
+                bench "skip-sdxl-$steps-$method" --model sdxl --modes graph --steps $steps --repeats 5 --bounds none \
+                    --methods $method --ratios 0.5
             done
         done
         finish
         for model in flux sd35; do
-            for method in balanced fast faster 'toma-stage:period=2'; do
-                bench "reuse-$model-$(printf %s "$method" | cksum | cut -d' ' -f1)" --model $model --modes compiled \
-                    --steps 20 --repeats 2 --bounds none --methods "$method" --ratios 0.5
+            for method in balanced fast faster; do
+                bench "skip-$model-$method" --model $model --modes compiled --steps 20 --repeats 2 --bounds none \
+                    --methods $method --ratios 0.5
             done
         done
         finish ;;
@@ -94,15 +93,14 @@ for part in $parts; do
             --ratios 0.5 --bounds none
         bench sd35 --model sd35 --modes compiled --steps 10 --repeats 3 --methods toma-stage,toma --ratios 0.5 --bounds none
         finish ;;
-    today)  # models after Flux.1, with every second of four steps reused, and half of the tokens or more removed. One
-        # process at a time: FLUX.2 alone takes 60 GiB. MODELS=krea2 measures that one alone, in some three minutes a
+    today)  # models after Flux.1, with half of the tokens or more removed. One process at a time: FLUX.2 alone takes 60 GiB. MODELS=krea2 measures that one alone, in some three minutes a
         # resolution, most of them compiling; interrupted, the same command goes on.
         for model in ${MODELS:-flux2 flux2-klein qwen-image z-image krea2}; do
             usual=1024
             [ "$model" = qwen-image ] && usual=1328
             for resolution in $usual 2048; do
                 bench "today-$model-$resolution" --model "$model" --modes compiled --steps 4 --repeats 1 --bounds none \
-                    --resolution $resolution --methods 'toma-stage,reuse,toma-stage:period=2' --ratios 0.5,0.75
+                    --resolution $resolution --methods toma-stage --ratios 0.5,0.75
                 finish
             done
         done ;;
@@ -110,7 +108,7 @@ for part in $parts; do
         # Wan is 6.5 PFLOP. MODELS=wan measures that one alone; interrupted, the same command goes on.
         for model in ${MODELS:-wan wan-480p wan-ti2v-5b ltx2 h3 hunyuan15}; do
             bench "video-$model" --model "$model" --modes compiled --steps 4 --repeats 1 --bounds floor \
-                --methods 'toma-stage,toma-stage:region_frames=1,reuse,toma-stage:period=2' --ratios 0.5,0.75
+                --methods 'toma-stage,toma-stage:region_frames=1' --ratios 0.5,0.75
             finish
         done ;;
     cache)  # the product with the first-block cache

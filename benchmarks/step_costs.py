@@ -32,7 +32,7 @@ from toma_diffusion.methods import METHODS
 RESULTS = Path(__file__).with_name("results")
 OLDER = ("denoiser_h200.csv", "methods_h200.csv")
 """Made when all blocks of a kind shared one plan, which no setting said."""
-SOURCES = (*OLDER, "presets_h200.csv", "reuse_h200.csv", "video_h200.csv")
+SOURCES = (*OLDER, "presets_h200.csv", "video_h200.csv")
 GROUPS: dict[str, dict[str, str]] = {
     "sdxl": {"model": "sdxl", "resolution": "1024x1024", "mode": "graph", "compile": "block", "cache": ""},
     "flux": {"model": "flux", "resolution": "1024x1024", "mode": "compiled", "compile": "block"},

@@ -36,7 +36,7 @@ def test_all_parts_by_default(tmp_path):
     assert (process.returncode, errors) == (0, "")
     assert [line.partition(":")[0] for line in told.splitlines()] == [
         "presets",
-        "reuse",
+        "skip",
         "methods",
         "bounds",
         "flux",
@@ -70,7 +70,7 @@ def test_the_models_of_today_are_known_and_their_methods_are_possible(tmp_path):
         published = MODELS[options["--model"]]
         Resolution.parse(options["--resolution"], FAMILIES[published.class_name].multiple)
         ratios = [MethodSpec.parse(text).possible([0.5, 0.75]) for text in split_list(options["--methods"])]
-        assert [len(each) for each in ratios] == [2, 1, 1]  # those that reuse have their own
+        assert [len(each) for each in ratios] == [2]
 
 
 def test_the_models_of_clips_are_timed_one_after_the_other(tmp_path):
@@ -85,7 +85,7 @@ def test_the_models_of_clips_are_timed_one_after_the_other(tmp_path):
         options = dict(zip(given[given.index("--model") :: 2], given[given.index("--model") + 1 :: 2], strict=True))
         assert "--resolution" not in options  # that of the model
         specs = [MethodSpec.parse(text) for text in split_list(options["--methods"])]
-        assert [len(spec.possible([0.5, 0.75])) for spec in specs] == [2, 2, 1, 1]
+        assert [len(spec.possible([0.5, 0.75])) for spec in specs] == [2, 2]
         assert specs[1].overrides == (("region_frames", 1),)
 
 
