@@ -31,7 +31,7 @@ format: $(VENV)/installed-dev ## put the code into the form that check asks for
 	$(BIN)/ruff format .
 
 test-compat: .venv-compat/installed ## the tests of the seam, with the oldest diffusers that pyproject.toml allows
-	.venv-compat/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not gpu" tests/adapters tests/hooks tests/reuse
+	.venv-compat/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not gpu" tests/adapters tests/hooks tests/skip
 
 test-browser: $(VENV)/installed-dev ## the playground in a real browser; CHROMIUM=google-chrome for another one
 	TOMA_BROWSER=$(CHROMIUM) $(BIN)/python -m pytest tests/playground

@@ -15,7 +15,7 @@ from toma_diffusion import apply_toma
 
 
 def main() -> None:
-    """Write two images and print what was reused and merged."""
+    """Write two images and print what was skipped and merged."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompt", nargs="?", default="a photo of an astronaut riding a horse")
     parser.add_argument("--model", default="stabilityai/stable-diffusion-xl-base-1.0", help="hub id or folder")
@@ -37,7 +37,7 @@ def main() -> None:
     generate()  # warm-up: the first image compiles kernels and allocates memory
     image, seconds = generate()
     image.save(args.output)
-    print(handle.summary())  # what was reused and merged, how many steps, what was left alone and why
+    print(handle.summary())  # what was skipped and merged, how many steps, what was left alone and why
 
     handle.enabled = False  # the original model: same output, bit for bit
     image, baseline_seconds = generate()

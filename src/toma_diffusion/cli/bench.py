@@ -34,7 +34,7 @@ def bench(
     methods: Annotated[
         str,
         typer.Option(
-            help="Presets or methods, each with optional settings: balanced,reuse:period=3,toma:scale=inf,tomesd. "
+            help="Presets or methods, each with optional settings: balanced,fast:computed=10,toma:scale=inf,tomesd. "
             "Fewer steps, and diffusers' caches: steps:14,first-block-cache:0.1,taylorseer:3."
         ),
     ] = "balanced,fast,toma,toma-tile,toma-once,toma-stage",

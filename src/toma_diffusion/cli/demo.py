@@ -113,8 +113,8 @@ def _what_to_look_at(grid: Path, page: Path) -> list[str]:
         "Columns: method, and fraction of tokens removed if it merges; s = seconds per image; speed-up = baseline time "
         "/ method time, median over the images; the others = distance to the baseline's image (↑ higher is closer, ↓ "
         "lower).",
-        f"{DEFAULT_PRESET} is the default of apply_toma(pipe): it computes 12 of 20 steps, and reuses parts of the "
-        "model in the others. fast reuses more. toma-stage merges tokens. The last row takes fewer steps and changes "
+        f"{DEFAULT_PRESET} is the default of apply_toma(pipe): it computes 12 of 20 steps, and predicts the model's "
+        "output in the others. fast computes 8. toma-stage merges tokens. The last row takes fewer steps and changes "
         "nothing else.",
         "This model is small: merging tokens saves more time on large models such as SDXL and Flux. The paper's "
         "results suggest that it also loses less there. See docs/speed.md and docs/quality.md.",

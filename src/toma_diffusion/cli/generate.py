@@ -37,7 +37,7 @@ def generate(
     preset: Annotated[
         str,
         typer.Option(
-            help="A preset, with optional settings (fast:period=3, or toma-stage:num_regions=256), or tomesd, tofu, "
+            help="A preset, with optional settings (fast:computed=10, or toma-stage:num_regions=256), or tomesd, tofu, "
             "todo. Default: balanced."
         ),
     ] = "",
@@ -68,7 +68,7 @@ def generate(
     dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
 ) -> None:
-    """Generate one image or clip faster, print what was merged and reused and how long it took, and save it as PNG or
+    """Generate one image or clip faster, print what was skipped and merged and how long it took, and save it as PNG or
     mp4."""
     from rich.console import Console
 
@@ -190,12 +190,12 @@ def _generate(pipe: Any, request: ImageRequest, console: Console, what: str) -> 
 
 
 def _title(summary: Summary) -> str:
-    config, (computed, reused) = summary.config, summary.steps
+    config, (computed, predicted) = summary.config, summary.steps
     merging = f"{config.label}, ratio {config.ratio:g}"
-    if not reused:
+    if not predicted:
         return merging
-    reuse = f"reuse over time, {reused} of {computed + reused} steps"
-    return f"{merging}, {reuse}" if _merged(summary) else reuse
+    skipped = f"{predicted} of {computed + predicted} steps skipped"
+    return f"{merging}, {skipped}" if _merged(summary) else skipped
 
 
 def _merged(summary: Summary) -> bool:
@@ -209,9 +209,8 @@ def _in_short(summary: Summary) -> list[str]:
         for kind in summary.kinds
         if kind.tokens_before is not None
     ]
-    computed, reused = summary.steps
-    if reused:
-        lines.append(f"computed {computed} steps, reused {reused}: {', '.join(summary.reuse[1:2])}")
+    if summary.steps[1]:
+        lines += summary.skip[:2]
     if not _merged(summary):
         return lines + [f"note: {note}" for note in summary.notes]
     start, end = summary.config.window

@@ -60,7 +60,7 @@ def tune_command(
         str,
         typer.Option(
             help="Own candidates, written as for toma eval, with the ratio of merging after an @ and steps as a number "
-            "or a share: toma-stage:skip_blocks=(0,1)@0.25,reuse:period=3,steps:70%. Default: those of the budget."
+            "or a share: toma-stage:skip_blocks=(0,1)@0.25,fast:computed=10,steps:70%. Default: those of the budget."
         ),
     ] = "",
     compile: Annotated[
@@ -74,7 +74,7 @@ def tune_command(
     output: Annotated[Path, typer.Option(help="Folder of the search. The same command resumes it.")] = Path("tune"),
     commit: Annotated[str | None, typer.Option(help="Commit to record. Default: that of the checkout.")] = None,
 ) -> None:
-    """Measure merging, reuse, caches and fewer steps on this model and machine, and write the best as tuned.json.
+    """Measure skipped steps, merging, caches and fewer steps on this model and machine. Writes the best as tuned.json.
 
     The model may generate images or clips. Clips take long: the command first says how long, about.
 

@@ -53,6 +53,8 @@ class Call:
     blocks_left_alone: str | None = None
     """The reason why a module needs all tokens in this call, if any. In `module` scope that module is not merged, in
     the other scopes nothing is."""
+    left_alone: str | None = None
+    """The reason why nothing can be merged in this call, if any."""
 
     @property
     def batch_size(self) -> int:
@@ -210,6 +212,9 @@ class MergeState:
             effect = "single modules were left alone" if self.config.scope == "module" else "nothing was merged"
             self.notes.add(f"{effect}: {call.blocks_left_alone}")
             self.active = self.active and self.config.scope == "module"
+        if call.left_alone is not None:
+            self.notes.add(f"nothing was merged: {call.left_alone}")
+            self.active = False
         self._was_open = self._was_open or (action is not None and bool(self.slots)) or self.computed is not None
         self._last_tick = tick
         if self.active:

@@ -125,10 +125,15 @@ class Skipper(Front):
         """How many passes over this step had that name."""
 
     @property
+    def is_computing(self) -> bool:
+        """Whether the denoiser ran in the last call, or runs in this one."""
+        return self._is_computing
+
+    @property
     def num_bytes(self) -> int:
         """Memory held by outputs."""
         calls = [call for net in self.controlnets if (call := controlnet.call_of(net)) is not None]
-        return sum(each.num_bytes for each in (*self._histories.values(), *calls))
+        return sum(each.num_bytes for each in self._histories.values()) + sum(each.num_bytes for each in calls)
 
     def answer(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the call returns: computed or predicted. `run` runs the denoiser."""
@@ -189,6 +194,14 @@ class Skipper(Front):
         call, _ = self.begin(args, kwargs)
         if call is not None:
             self.model.register_forward_hook(EndCall(self, call), with_kwargs=True)
+
+    def compute_again(self, step: int) -> None:
+        """Compute all passes over this step that are still to come, also if it was predicted already."""
+        if step != self._step:
+            self._must_compute = True
+            return
+        self._is_computing, self._must_compute = True, False
+        self._predicted_steps.discard(step)
 
     def will_skip(self, timestep: Any) -> bool | None:
         """Whether the denoiser will not run in the step of this timestep, as far as is known before its first pass.

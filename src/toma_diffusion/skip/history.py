@@ -120,14 +120,14 @@ class History:
         latest = self.kept[0].leaves
         sources, last_sources = pair(latest, seen.samples), pair(latest, self.samples)
         leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in latest]
-        noisy = [index for index, source in enumerate(sources) if source is not None]
+        noisy = [(index, source) for index, source in enumerate(sources) if source is not None]
         of_leaves: list[Sequence[Weights]] = [weights] * len(noisy)
         if seen.is_list and len(noisy) % len(weights) == 0:  # each part is some of the samples of the list
             size = len(noisy) // len(weights)
             of_leaves = [weights[number // size : number // size + 1] for number in range(len(noisy))]
-        for index, of_leaf in zip(noisy, of_leaves, strict=True):
+        for (index, source), of_leaf in zip(noisy, of_leaves, strict=True):
             outputs = [each.leaves[index] for each in self.kept]
-            _put_sum(leaves[index], of_leaf, outputs, sources[index], last_sources[index])
+            _put_sum(leaves[index], of_leaf, outputs, source, last_sources[index])
         return _pytree.tree_unflatten(leaves, self.structure)
 
 

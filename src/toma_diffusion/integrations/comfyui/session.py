@@ -186,7 +186,8 @@ class Calls(Hook):
             self._kinds = set()
             self.places.repeat_evaluation()
             self.times.repeat_step()
-            self.skipper.compute_again()
+            assert self._step is not None  # that of the calls just made
+            self.skipper.compute_again(self._step)
             result = run()
             self._note_last()
         self._computed_passes = self.places.passes
@@ -227,7 +228,7 @@ class Calls(Hook):
             why = f"the sampler {self.sampler} evaluates the model several times a step"
             self.notes[f"{why}: nothing more is skipped"] = None
         if self._has_repeated:
-            self.skipper.compute_again()
+            self.skipper.compute_again(place.step)
 
     def _reason_to_leave_alone(self, options: Options) -> str | None:
         if _comfy.wrapper_in(options) is not self.session:
