@@ -218,7 +218,7 @@ def test_interrupt_in_the_executor(nodes_with_wan):
 
 
 def test_wrong_settings_are_shown_as_an_error_of_the_node(nodes_with_wan):
-    executor, _ = execute(graph(**{HALF: {"preset": "fast", "ratio": -1.0, "computed": "off"}}))
+    executor, _ = execute(graph(**{HALF: {"preset": "fast", "ratio": -1.0, "computed": "all steps"}}))
     ((event, data),) = failed(executor)
     assert (event, data["node_id"]) == ("execution_error", f"{HALF} accelerate")
     assert "would do nothing" in data["exception_message"]

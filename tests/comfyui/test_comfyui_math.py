@@ -277,10 +277,14 @@ def test_frames_with_a_time_of_their_own():
 
 
 def test_a_flux_model_with_a_mask_is_left_alone():
-    model = flux().model.diffusion_model
-    adapter = find_comfy_adapter(model)
-    names = parameter_names(model)
-    assert adapter.reason_to_leave_alone(model, Given(names, (), {"attention_mask": torch.ones(1)})) is not None
-    patched = {"transformer_options": {"patches": {"post_input": [print]}}}
-    assert adapter.reason_to_leave_alone(model, Given(names, (), patched)) is not None
-    assert adapter.reason_to_leave_alone(model, Given(names, (), {"transformer_options": {}})) is None
+    patcher = flux()
+    model = patcher.model.diffusion_model
+    args, kwargs = inputs_of(model, lambda: sample(patcher, "flux", steps=1))[0]
+    adapter, names = find_comfy_adapter(model), parameter_names(model)
+
+    def reason(**changes):
+        return adapter.read_call(model, Given(names, args, kwargs | {"transformer_options": {}} | changes)).left_alone
+
+    assert "mask" in reason(attention_mask=torch.ones(1))
+    assert "post_input" in reason(transformer_options={"patches": {"post_input": [print]}})
+    assert reason() is None

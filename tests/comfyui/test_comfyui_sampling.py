@@ -5,13 +5,12 @@ import sys
 
 import pytest
 import torch
-from observe import bookkeeping, our_hooks, same_picture
+from observe import bookkeeping, our_hooks, same_picture, state_of
 from tiny_comfy import (
     FAMILIES,
-    SKIP,
     SCOPES,
+    SKIP,
     TEXT,
-    WIDTH,
     Lengths,
     accelerated,
     conditioning,
@@ -22,7 +21,7 @@ from tiny_comfy import (
     vace,
 )
 
-from toma_diffusion import UsageError
+from toma_diffusion import Skip, UsageError
 from toma_diffusion.integrations.comfyui import _comfy
 from toma_diffusion.integrations.comfyui.nodes import accelerate, report
 from toma_diffusion.integrations.comfyui.place import Place, PlaceReader
@@ -55,14 +54,15 @@ class TestOriginal:
             assert not torch.equal(changed, before)
             assert bookkeeping(denoiser(model)) == hooks
             assert torch.equal(sample(model, family), before)
-        reused = sample(accelerated(model, **SKIP), family)
-        assert not torch.equal(reused, before)
-        assert not any("forward" in vars(module) for module in denoiser(model).modules())
+        attributes = set(vars(denoiser(model)))
+        predicted = sample(accelerated(model, **SKIP), family)
+        assert not torch.equal(predicted, before)
+        assert set(vars(denoiser(model))) == attributes
         assert torch.equal(sample(model, family), before)
 
-    def test_ratio_0_with_a_period_of_1_computes_everything(self, models, family):
+    def test_with_all_steps_computed_it_is_the_original(self, models, family):
         model = models[family]
-        clone = accelerated(model, ratio=0.0, period=1)
+        clone = accelerated(model, ratio=0.0, skip=Skip(computed=(0, 1, 2, 3)))
         assert torch.equal(sample(clone, family), sample(model, family))
 
     def test_two_clones_with_other_settings(self, models, family):
@@ -108,7 +108,6 @@ class TestDuringSampling:
             sample(lengths.watch(clone), family)
         assert len(lengths.seen) == 5
         assert bookkeeping(denoiser(model)) == hooks
-        assert not any("forward" in vars(module) for module in denoiser(model).modules())
         assert torch.equal(sample(model, family), before)
         assert "was interrupted" in report(clone, None)[0]
         assert sample(clone, family).isfinite().all()
@@ -164,11 +163,11 @@ class TestSteps:
     def test_guidance_in_separate_calls(self, models, places):
         negative = conditioning("flux", 2, length=TEXT + 3)
         clone = accelerated(models["flux"], **SKIP)
-        reused = sample(clone, "flux", negative=negative)
+        predicted = sample(clone, "flux", negative=negative)
         assert [(place.step, place.parts) for place in places] == [(step, 1) for step in range(4) for _ in range(2)]
         assert [place.ordinal for place in places] == [0, 1] * 4
         whole = sample(models["flux"], "flux", negative=negative)
-        assert 0 < (reused - whole).abs().mean() < whole.abs().mean()
+        assert 0 < (predicted - whole).abs().mean() < whole.abs().mean()
 
     def test_a_guider_with_three_conditionings(self, models, places):
         """ComfyUI's own guider for two prompts and a negative one."""
@@ -218,61 +217,61 @@ class TestSteps:
         assert f"steps: {4 - len(merged)} whole, {len(merged)} merged" in report(clone, None)[0]
 
 
-class TestReuse:
+class TestSkippedSteps:
     @pytest.mark.parametrize("family", FAMILIES)
-    @pytest.mark.parametrize("part", ["blocks", "deep"])
-    def test_blocks_run_in_every_second_step(self, models, family, part):
-        model = models[family]
-        clone = accelerated(model, **SKIP, part=part)
-        whole = lengths_of(model, family, steps=4)
-        assert len(lengths_of(clone, family, steps=4)) < len(whole)
-        if part == "blocks":
-            assert len(lengths_of(clone, family, steps=4)) == len(whole) // 2
-        text = report(clone, None)[0]
-        assert "steps: 2 whole, 2 reused" in text
-        difference = (sample(clone, family) - sample(model, family)).abs().mean()
-        assert 0 < difference < sample(model, family).abs().mean()
-
-    def test_deep_leaves_out_the_lower_levels(self, models):
-        ran = []
-        middle = denoiser(models["sdxl"]).middle_block[0].in_layers
-        handle = middle.register_forward_hook(lambda *_: ran.append(1))
-        sample(accelerated(models["sdxl"], **SKIP, part="deep"), "sdxl")
+    def test_the_model_runs_in_every_second_step(self, models, family):
+        model, ran = models[family], []
+        whole = sample(model, family)
+        clone = accelerated(model, **SKIP)
+        handle = denoiser(model).register_forward_hook(lambda *_: ran.append(1))
+        predicted = sample(clone, family)
         handle.remove()
-        assert len(ran) == 2
+        assert len(ran) == 2  # guidance is one batch
+        assert "steps: 2 whole, 2 skipped" in report(clone, None)[0]
+        assert 0 < (predicted - whole).abs().mean() < whole.abs().mean()
 
-    @pytest.mark.parametrize("family", FAMILIES)
-    def test_a_remembered_step_is_what_it_was(self, models, family):
-        """With the same noise level and picture, a step that reuses returns what the computed one did."""
-        calls = []
-        clone = accelerated(models[family], **SKIP)
-        model, wrapper = clone.model, _comfy.wrapper_of(clone)
+    def test_it_is_the_solver_on_the_computed_steps(self, models):
+        """Noise and clean latent are held over skipped steps: Euler's steps over them are one step."""
+        clone = accelerated(models["flux"], **SKIP)
+        predicted = sample_levels(clone, [1.0, 0.8, 0.6, 0.3, 0.0])
+        same_picture(predicted, sample_levels(models["flux"], [1.0, 0.6, 0.0]))
 
-        class Executor:
-            class_obj = type("Guider", (), {"model_patcher": clone})
+    @pytest.mark.parametrize("sampler", ["heun", "dpm_2", "dpmpp_sde", "uni_pc_bh2"])
+    def test_several_evaluations_a_step(self, models, sampler):
+        """Of a sampler that is known to make them no step is skipped; of another one none after it has made them."""
+        clone = accelerated(models["sd15"], **SKIP | {"ratio": 0.5})
+        assert sample(clone, "sd15", steps=5, sampler_name=sampler).isfinite().all()
+        text = report(clone, None)[0]
+        several = sampler != "uni_pc_bh2"
+        assert several == ("evaluates the model several times a step" in text)
+        assert several == ("skipped" not in next(line for line in text.splitlines() if line.startswith("steps:")))
 
-            def __call__(self):
-                noise, text = torch.randn(1, *FAMILIES[family].latent), conditioning(family, 1)[0][0]
-                options = {
-                    "wrappers": clone.wrappers,
-                    "sample_sigmas": torch.tensor([0.9, 0.8, 0.0]),
-                    "cond_or_uncond": [0],
-                    "uuids": ["one"],
-                }
-                extra = {}
-                if family in ("sdxl", "flux", "flux2"):
-                    extra["y"] = torch.randn(1, WIDTH + 6 * 256 if family == "sdxl" else WIDTH)
-                if family in ("flux", "flux2"):
-                    extra["guidance"] = torch.tensor([3.5])
-                for level in (0.9, 0.8):
-                    now = options | {"sigmas": torch.tensor([level])}
-                    time = torch.tensor([0.9])
-                    calls.append(denoiser(clone)(noise, time, context=text, transformer_options=now, **extra))
+    def test_a_prompt_that_begins_half_way(self, models):
+        """The evaluation in which it is new is made again, with all of its passes computed."""
+        late = conditioning("sd15", 3)
+        late[0][1]["start_percent"] = 0.4
+        model, ran = models["sd15"], []
+        clone = accelerated(model, ratio=0.0, skip=Skip(computed=(0,)))
+        network = denoiser(model)
+        handle = network.register_forward_hook(lambda *_: ran.append(state_of(network)._last_tick.step))
+        result = sample(clone, "sd15", steps=6, positive=conditioning("sd15", 1) + late)
+        handle.remove()
+        assert result.isfinite().all()
+        first, second = dict.fromkeys(ran)
+        assert first == 0
+        assert second > 1
+        assert "steps: 2 whole, 4 skipped" in report(clone, None)[0]
 
-        wrapper(Executor())
-        assert "steps: 1 whole, 1 reused" in str(wrapper.last)
-        same_picture(*calls)
-        assert model is clone.model
+
+def sample_levels(model, levels):
+    """Latents of Flux at these noise levels."""
+    from comfy.samplers import CFGGuider, sampler_object
+
+    guider = CFGGuider(model)
+    guider.set_conds(conditioning("flux", 1), conditioning("flux", 2))
+    guider.set_cfg(3.0)
+    noise = torch.randn(1, *FAMILIES["flux"].latent, generator=torch.Generator().manual_seed(0))
+    return guider.sample(noise, torch.zeros_like(noise), sampler_object("euler"), torch.tensor(levels), seed=1)
 
 
 class TestBatch:
@@ -319,15 +318,23 @@ def test_diffusers_is_not_used(models, monkeypatch):
 
 
 class TestOtherModels:
+    def test_steps_are_skipped_where_tokens_cannot_be_merged(self):
+        model = vace()
+        result, shown = accelerate(model, "balanced", -1.0, -1.0, -1.0, "as in the preset")
+        assert "tokens of VaceWanModel cannot be merged" in shown
+        assert sample(result, "wan", steps=10).isfinite().all()
+        assert "steps: 6 whole, 4 skipped" in report(result, None)[0]
+
     def test_passed_through_unchanged(self, caplog):
+        """By a preset that only merges."""
         model = vace()
         with caplog.at_level(logging.WARNING):
-            result, shown = accelerate(model, "balanced", -1.0, -1.0, -1.0, "as in the preset")
+            result, shown = accelerate(model, "toma-stage", -1.0, -1.0, -1.0, "as in the preset")
         assert result is model
         assert not model.wrappers
-        assert "VaceWanModel is not supported" in shown
-        assert "VaceWanModel is not supported" in caplog.text
-        assert "VaceWanModel is not supported" in report(model, None)[0]
+        for text in (shown, caplog.text):
+            assert "tokens of VaceWanModel cannot be merged" in text
+        assert "is not accelerated" in report(model, None)[0]
 
     def test_a_compiled_model_is_passed_through(self, models):
         from comfy_api.torch_helpers import set_torch_compile_wrapper

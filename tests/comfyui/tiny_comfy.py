@@ -193,7 +193,7 @@ def vace() -> Any:
     from comfy import supported_models
 
     return patcher_of(
-        supported_models.WAN21_Vace(wan_config() | {"model_type": "vace", "vace_layers": 1, "vace_in_dim": 16})
+        supported_models.WAN21_Vace(wan_config() | {"model_type": "vace", "vace_layers": 1, "vace_in_dim": 96})
     )
 
 
