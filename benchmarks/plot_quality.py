@@ -13,7 +13,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from table_rows import AS_IT_WAS, PRESETS_OF_REUSE
+from table_rows import AS_IT_WAS, SKIPPING
 
 from toma_diffusion.evaluation import Variant
 from toma_diffusion.report.front import Curves, Point, draw
@@ -21,12 +21,21 @@ from toma_diffusion.report.front import Curves, Point, draw
 ROOT = Path(__file__).parents[1]
 MODELS = ("bundled", "4step", "flux", "video")
 """What the files of rows and of plots are named after."""
-RUNS = ("steps", "reuse", "presets", "caches", "frames", "together")
-"""The parts of quality.py that are shown: what a user would choose between. The last two are of clips."""
-LINE_OF_PRESETS = ", ".join(PRESETS_OF_REUSE)
+RUNS = ("skip", "lists", "solvers", "steps", "fewer steps", "presets", "caches", "frames")
+"""The parts of quality.py that are shown: what a user would choose between. The last is of clips."""
+LINE_OF_PRESETS = ", ".join(SKIPPING)
+LEARNED = "learned"
 SHOWN = (
-    *(LINE_OF_PRESETS, "fewer steps", "toma-late", "toma-stage", "deepcache", "first-block-cache"),
-    *("taylorseer, use_lite_mode=True", "magcache", "tofu", "toma-stage within frames", "toma-stage and reuse"),
+    *(
+        LINE_OF_PRESETS,
+        f"{LINE_OF_PRESETS}, {LEARNED}",
+        "some of the own timesteps",
+        "dpmpp-2m",
+        "unipc",
+        "fewer steps",
+    ),
+    *("toma-late", "toma-stage", "deepcache", "first-block-cache"),
+    *("taylorseer, use_lite_mode=True", "magcache", "tofu", "toma-stage within frames"),
 )
 """Lines, as many as can be told apart. The other presets are slower or farther than these."""
 PANELS, MOST_PANELS = (20, 8, 4, 50), 3
@@ -43,15 +52,15 @@ def curves_of(rows: list[Row]) -> Curves:
     for row in rows:
         variant = Variant.from_dict(json.loads(row["variant"]))
         if row["run"] in RUNS and row["gain"] and row["lpips"] and float(row["lpips"]):
-            label = variant.name if variant.name in PRESETS_OF_REUSE else variant.point
+            label = variant.name if variant.name in SKIPPING else variant.point
             curves.setdefault(_title(row, variant), []).append(Point(float(row["gain"]), float(row["lpips"]), label))
     return curves
 
 
 def _title(row: Row, variant: Variant) -> str:
-    """Of a line: the method, with its settings; our presets that reuse are one line."""
-    if variant.name in PRESETS_OF_REUSE and row["run"] == "reuse" and not row["changed"]:
-        return LINE_OF_PRESETS
+    """Of a line: the method, with its settings; our presets that skip steps are one line."""
+    if variant.name in SKIPPING and row["changed"] in ("", LEARNED):
+        return ", ".join(filter(None, (LINE_OF_PRESETS, row["changed"])))
     if row["changed"].startswith(AS_IT_WAS):
         return f"{variant.name} as it was"
     if row.get("frames") and variant.config is not None:
@@ -60,10 +69,10 @@ def _title(row: Row, variant: Variant) -> str:
 
 
 def _title_of_clips(row: Row, variant: Variant) -> str:
-    """Of a line of clips that are merged, or reuse: how is in the name of the part, and in the frames of a region."""
+    """Of a line of clips that are merged: how is in the name of the part, and in the frames of a region."""
     if row["run"] == "frames":
         return f"{variant.name} within frames" if row["region_frames"] == "1" else f"{variant.name} of other regions"
-    return f"{variant.name} and reuse" if row["run"] == "together" else variant.name
+    return variant.name
 
 
 def figure_of(rows: list[Row]) -> Figure:
@@ -107,7 +116,8 @@ def main() -> None:
     jobs = [(options.rows, options.output or options.rows.with_suffix(".svg"))] if options.rows else []
     if not jobs:
         results, docs = ROOT / "benchmarks" / "results", ROOT / "docs"
-        jobs = [(results / f"quality_{model}.csv", docs / f"front_{model}.svg") for model in MODELS]
+        names = [f"{model}{device}" for model in MODELS for device in ("", "_cpu")]
+        jobs = [(results / f"quality_{name}.csv", docs / f"front_{name}.svg") for name in names]
     inks = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
     for source, output in jobs:
         if not source.exists():

@@ -2,13 +2,13 @@
 
 import json
 import re
+from collections.abc import Callable
 
 from table_rows import (
-    COMPUTED,
-    COUNTED,
+    COMPUTED_STEPS,
     MISSING,
-    PRESETS_OF_REUSE,
     RATIOS,
+    SKIPPING,
     USUAL_STEPS,
     Row,
     figure,
@@ -16,16 +16,12 @@ from table_rows import (
     head,
     label_of_quality,
     read,
+    read_equal_cost,
 )
 
 from toma_diffusion.config.toma import SHARES
 from toma_diffusion.evaluation import Variant
 
-REUSE_SHOWN = (
-    *PRESETS_OF_REUSE,
-    *("reuse, period=2, part=deep", "reuse, period=3, part=deep", "reuse, period=4, part=deep, order=0"),
-)
-"""What is reused in the table of equal time."""
 NOMINAL_GAINS = (1.15, 1.25, 1.33, 1.43, 1.67, 2.0, 2.5)
 """Lines of fewer steps in the table of equal time. A number of steps belongs to the nearest."""
 EQUAL_TIME_METHODS = {"toma-late": "0.5", "toma-stage": "0.5", "tomesd": "0.5", "tofu": "0.5", "todo": "0.75"}
@@ -53,7 +49,20 @@ COMPARED_BY = {
     "boxes": "region_tokens",
 }
 """The setting whose values are the columns; a part that is not named has the conditions as columns."""
-CLIP_RUNS = ("steps", "presets", "reuse", "together", "caches")
+FEWER = ("steps", "fewer steps")
+"""Parts of even steps."""
+EQUAL_COST_STEPS = ("4", "8", "20", "50")
+"""Numbers of steps in the tables of equal cost, as far as a file has them."""
+AS_MANY = 0.95
+"""A cache is compared with a preset if it saves at least this part of the preset's gain."""
+NETWORKS = {
+    "bundled": "UNet",
+    "flux": "Flux-class",
+    "video": "video",
+    "4step": "4-step UNet",
+}
+"""The demo networks, by the files of their rows."""
+CLIP_RUNS = (*FEWER, "presets", "caches")
 """Parts in the table of clips. Regions have one of their own."""
 SIZES_OF_CLIPS = ("resolution", "frames", "blocks")
 """Columns that are the same in all rows of clips."""
@@ -66,7 +75,116 @@ CACHES = {
     "first-block-cache": "FirstBlockCache",
     "taylorseer": "TaylorSeer",
     "magcache": "MagCache",
+    "seacache": "SeaCache",
+    "cache-dit": "Cache-DiT",
 }
+SOLVERS = {"dpmpp-2m": "DPM++ 2M", "unipc": "UniPC", "euler": "Euler", "ddim": "DDIM"}
+
+
+def equal_cost_table(model: str) -> str:
+    """What is as cheap as the presets: LPIPS to the picture of all steps."""
+    return _equal_cost(model, "lpips")
+
+
+def converged_table(model: str) -> str:
+    """The same rows, compared with the picture of 100 steps."""
+    return _equal_cost(model, "lpips_converged")
+
+
+def equal_cost_summary() -> str:
+    """All networks that have been measured, at 20 steps (or at the only number of steps of a model): for the README."""
+    lines = head(" | ".join(["20 steps, LPIPS", *EQUAL_COST_COLUMNS]))
+    for model, name in NETWORKS.items():
+        try:
+            rows = read_equal_cost(model)
+        except FileNotFoundError:
+            continue
+        for count, preset in _costs(rows, USUAL_STEPS):
+            cells = _equal_cost_cells(rows, USUAL_STEPS, count, preset, "lpips")
+            lines.append("| " + " | ".join([f"{name}, {preset}", *cells]) + " |")
+    if len(lines) == 2:
+        raise FileNotFoundError(2, "no rows", "quality_bundled_cpu.csv")
+    return "\n".join(lines)
+
+
+EQUAL_COST_COLUMNS = (
+    "computed",
+    "gain",
+    "even steps",
+    "best solver",
+    "best cache",
+    "list alone",
+    "prediction",
+    "learned",
+)
+
+
+def _equal_cost(model: str, distance: str) -> str:
+    rows = read_equal_cost(model)
+    lines = head(" | ".join(["steps", "preset", *EQUAL_COST_COLUMNS]))
+    for steps in EQUAL_COST_STEPS:
+        for count, preset in _costs(rows, steps):
+            cells = _equal_cost_cells(rows, steps, count, preset, distance)
+            lines.append("| " + " | ".join([steps, preset, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _costs(rows: list[Row], steps: str) -> list[tuple[int, str]]:
+    """Numbers of computed steps that were measured, the largest first, and the presets that have them."""
+    here = [row for row in rows if row["steps"] == steps and row["run"] in ("skip", "lists", "solvers")]
+    counts: dict[int, list[str]] = {}
+    for row in here:
+        if row["gain_source"] == COMPUTED_STEPS:  # `balanced` merges tokens at 4 steps
+            names = counts.setdefault(_computed(row), [])
+            names += [row["method"]] if row["method"] in SKIPPING and row["method"] not in names else []
+    return [(count, ", ".join(f"`{name}`" for name in counts[count])) for count in sorted(counts, reverse=True)]
+
+
+def _equal_cost_cells(rows: list[Row], steps: str, count: int, presets: str, distance: str) -> list[str]:
+    """In the order of the columns; a dash where nothing was measured."""
+    here = [row for row in rows if row["steps"] == steps and row[distance]]
+    same = [row for row in here if row["gain_source"] == COMPUTED_STEPS and _computed(row) == count]
+    gain = int(steps) / count
+    cheap = [row for row in here if row["run"] == "caches" and float(row["gain"]) >= AS_MANY * gain]
+
+    def of(run: str, *, learned: bool = False) -> list[Row]:
+        return [row for row in same if row["run"] == run and ("learned" in row["changed"].split("; ")) == learned]
+
+    return [
+        f"{count} of {steps}",
+        f"{gain:.2f}×",
+        _nearest(of("steps") + of("fewer steps"), distance),
+        _nearest(of("solvers"), distance, lambda row: _solver(row)),
+        _nearest(cheap, distance, lambda row: f"{CACHES[row['method']]}, {float(row['gain']):.2f}×"),
+        _nearest(of("lists"), distance),
+        _nearest(of("skip"), distance),
+        _nearest(of("skip", learned=True), distance),
+    ]
+
+
+def _nearest(rows: list[Row], distance: str, note: Callable[[Row], str] | None = None) -> str:
+    """The smallest distance, with a note about its row."""
+    if not rows:
+        return MISSING
+    row = min(rows, key=lambda each: float(each[distance]))
+    return figure(row[distance], 4) + (f" ({note(row)})" if note else "")
+
+
+def _solver(row: Row) -> str:
+    """The solver of a row, and its spacing if it is not the usual one."""
+    name, *settings = row["title"].split(", ", 1)
+    spacing = "".join(settings)
+    own = " on our list" if "(" in spacing else ", Align Your Steps" if spacing.endswith("ays") else ""
+    return SOLVERS[name] + own
+
+
+def _computed(row: Row) -> int:
+    return round(float(row["computed"])) if row["computed"] else round(int(row["steps"]) / float(row["gain"]))
+
+
+def equal_cost_facts(model: str) -> str:
+    """What the rows of skipped steps of a demo model were measured on."""
+    return facts_of([row for row in read_equal_cost(model) if row["run"] in ("skip", "lists", "solvers", *FEWER)])
 
 
 def front_table(model: str) -> str:
@@ -76,28 +194,26 @@ def front_table(model: str) -> str:
     lines = head(" | ".join(["", "gain", *(f"LPIPS, {number} steps" for number in steps)]))
     fewer: dict[float, dict[str, str]] = {gain: {} for gain in NOMINAL_GAINS}
     for row in rows:
-        if row["run"] == "steps":
+        if row["run"] in FEWER:
             nearest = min(NOMINAL_GAINS, key=lambda gain: abs(gain - float(row["gain"])))
             fewer[nearest][row["steps"]] = f"{figure(row['lpips'], 3)} ({_point(row)})"
     for gain, found_by_steps in fewer.items():
         if found_by_steps:
             cells = [found_by_steps.get(each, "") for each in steps]
             lines.append("| " + " | ".join(["fewer steps", f"about {gain:.2f}×", *cells]) + " |")
-    reused = [row for row in rows if row["run"] == "reuse" and row["title"] in REUSE_SHOWN]
-    shown = [*reused, *(row for row in rows if row["run"] == "caches" or _is_compared(row))]
-    order = {_named(row): (["reuse", "presets", "combined", "caches"].index(row["run"]), _place(row)) for row in shown}
+    shown = [row for row in rows if row["run"] == "caches" or _is_compared(row)]
+    order = {_named(row): (["presets", "combined", "caches"].index(row["run"]), _place(row)) for row in shown}
     for title in sorted(order, key=lambda each: (order[each], each)):
         found = {row["steps"]: row for row in shown if _named(row) == title}
         gains = sorted({f"{float(row['gain']):.2f}×" for row in found.values() if row["gain"]})
         gains = [gains[0], gains[-1]] if len(gains) > 2 else gains
-        mark = f" {COUNTED}" if any("multiplications" in row["gain_source"] for row in found.values()) else ""
         cells = [figure(found[each]["lpips"], 3) + _left_over(found[each]) if each in found else "" for each in steps]
-        lines.append("| " + " | ".join([title, (" to ".join(gains) or MISSING) + mark, *cells]) + " |")
+        lines.append("| " + " | ".join([title, " to ".join(gains) or MISSING, *cells]) + " |")
     return "\n".join(lines)
 
 
 def clips_table(model: str) -> str:
-    """Fewer steps, presets, reuse and caches on a model of clips, in the order of their gain at 20 steps."""
+    """Fewer steps, presets and caches on a model of clips, in the order of their gain at 20 steps."""
     rows = [row for row in read(f"quality_{model}.csv") if row["run"] in CLIP_RUNS]
     steps = sorted({row["steps"] for row in rows}, key=int)
     found: dict[str, dict[str, Row]] = {}
@@ -125,20 +241,19 @@ def frames_table(model: str) -> str:
 
 def _named_clip(row: Row) -> str:
     """A row of the table of clips: what it is at all numbers of steps."""
-    if row["run"] == "steps":
+    if row["run"] in FEWER:
         nearest = min(NOMINAL_GAINS, key=lambda gain: abs(gain - float(row["gain"])))
         return f"fewer steps, about {nearest:.2f}×"
     if row["run"] == "caches":
         return _named(row)
     changes = [f"`{each}`" for each in row["changed"].split("; ") if each and each not in USUAL_CHANGES]
-    removed = [f"{float(row['ratio']):.0%} removed"] if row["run"] != "reuse" else []
-    return ", ".join([f"`{row['method']}`", *removed, *changes])
+    return ", ".join([f"`{row['method']}`", f"{float(row['ratio']):.0%} removed", *changes])
 
 
 def _cell_of_clips(row: Row | None) -> str:
     if row is None:
         return ""
-    steps = f" ({_point(row)})" if row["run"] == "steps" else ""
+    steps = f" ({_point(row)})" if row["run"] in FEWER else ""
     return f"{gain_of(row)}, {figure(row['lpips'], 3)}, {figure(row['flicker'], 2)}{steps}"
 
 
@@ -151,29 +266,12 @@ def about_clips(model: str) -> str:
 
 Clips of {frames} frames of {size.replace("x", "×")} pixels, of a small model of {blocks} blocks, compared with those
 that it makes as it is. All its blocks are merged, unless `skip_blocks` says otherwise. LPIPS is the mean over all
-frames, [flicker](evaluation.md) how much the changes from frame to frame differ. Gains are those of a large model at
-the same settings, computed from its measured steps, as on the page about [quality](quality.md): {MISSING} where a step
-has not been measured, {COMPUTED} by the share of the steps that were skipped or reused.
+frames, [flicker](evaluation.md) how much the changes from frame to frame differ. Bold gains are those of a large model
+at the same settings, computed from its measured steps, as on the page about [quality](quality.md): {MISSING} where a
+step has not been measured. The others are the number of steps by the number that was computed.
 
 The first table compares regions inside a frame and over several frames, the second all methods, in the order of their
 gain at {USUAL_STEPS} steps."""
-
-
-def reuse_table(model: str) -> str:
-    """All that reuses over time: the share of the steps, the gain in time, and LPIPS."""
-    rows = [row for row in read(f"quality_{model}.csv") if row["run"] == "reuse"]
-    steps = [each for each in ("50", "20", "8", "4") if any(row["steps"] == each for row in rows)]
-    lines = head(" | ".join(["", *(f"{each} steps: reused, gain, LPIPS" for each in steps)]))
-    titles = {row["title"] for row in rows}
-    presets = [title for title in PRESETS_OF_REUSE if title in titles]
-    for title in [*presets, *sorted(titles - set(presets))]:
-        found = {row["steps"]: row for row in rows if row["title"] == title}
-        cells = [
-            f"{float(row['skipped'] or 0):.0%}, {gain_of(row)}, {figure(row['lpips'], 4)}" if row else ""
-            for row in (found.get(each) for each in steps)
-        ]
-        lines.append("| " + " | ".join([f"`{title}`", *cells]) + " |")
-    return "\n".join(lines)
 
 
 def presets_quality_table(model: str) -> str:
@@ -223,23 +321,25 @@ def settings_table(part: str) -> str:
 def quality_facts(model: str) -> str:
     """What the rows of a demo model were measured on, and for which large model its gains were computed."""
     rows = read(f"quality_{model}.csv")
+    models = sorted({row["gain_source"] for row in rows} - {"", COMPUTED_STEPS})
+    return facts_of(rows) + (f" Gains of merging are those of {' or of '.join(models)}." if models else "")
+
+
+def facts_of(rows: list[Row]) -> str:
+    """What rows were measured on."""
 
     def of(name: str) -> str:
         return ", ".join(sorted({row[name] for row in rows if row[name]}))
 
     return (
         f"{of('images')} prompts, guidance {of('guidance') or 'of the pipeline'}, {of('dtype')}, {of('gpu')}, "
-        f"torch {of('torch')}, diffusers {of('diffusers')}, commits {of('commit')}. "
-        f"Gains are those of {' or of '.join(sorted({row['gain_source'] for row in rows if row['gain_source']}))}."
+        f"torch {of('torch')}, diffusers {of('diffusers')}, commits {of('commit')}."
     )
 
 
 def _place(row: Row) -> int:
     """Of a method in a table: ours first, then those of the paper, then others."""
     order = (
-        "balanced",
-        "fast",
-        "faster",
         "toma-late",
         "toma-stage",
         "toma-once",
@@ -273,8 +373,6 @@ def _point(row: Row) -> str:
 
 def _named(row: Row) -> str:
     """A row of the table of equal time."""
-    if row["run"] == "reuse":
-        return f"`{row['title']}`"
     if row["run"] == "caches":
         name, *settings = row["title"].split(", ")
         return ", ".join([CACHES.get(name, name), *(f"`{part}`" for part in settings)])

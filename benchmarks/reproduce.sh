@@ -93,7 +93,8 @@ for part in $parts; do
             --ratios 0.5 --bounds none
         bench sd35 --model sd35 --modes compiled --steps 10 --repeats 3 --methods toma-stage,toma --ratios 0.5 --bounds none
         finish ;;
-    today)  # models after Flux.1, with half of the tokens or more removed. One process at a time: FLUX.2 alone takes 60 GiB. MODELS=krea2 measures that one alone, in some three minutes a
+    today)  # models after Flux.1, with half of the tokens or more removed. One process at a time: FLUX.2 alone takes
+        # 60 GiB. MODELS=krea2 measures that one alone, in some three minutes a
         # resolution, most of them compiling; interrupted, the same command goes on.
         for model in ${MODELS:-flux2 flux2-klein qwen-image z-image krea2}; do
             usual=1024

@@ -1,12 +1,9 @@
 """Tables of times: denoisers, pipelines and operators."""
 
 import json
-import math
 from itertools import groupby
 
-from table_rows import MISSING, PRESETS_OF_REUSE, RATIOS, Row, head, percent, read
-
-from toma_diffusion import Reuse, Schedule
+from table_rows import MISSING, RATIOS, Row, head, percent, read
 
 METHODS = (
     "tomesd",
@@ -22,14 +19,13 @@ METHODS = (
 )
 """In the order of the paper's Tables 1 and 9, ours after them."""
 FILES = (
-    *("presets_h200.csv", "reuse_h200.csv", "today_h200.csv", "video_h200.csv", "pipeline_h200.csv"),
+    *("presets_h200.csv", "today_h200.csv", "video_h200.csv", "pipeline_h200.csv"),
     *("denoiser_h200.csv", "methods_h200.csv", "merge_h200.csv", "ops_h200.csv"),
 )
 PRESETS_NOW = "presets_h200.csv"
 """Where the presets are timed as they are now."""
 OLDER = ("denoiser_h200.csv", "methods_h200.csv")
 """`toma-stage` and `toma-late` of these are as they were before."""
-REUSE = "reuse_h200.csv"
 LARGER_MODELS = {
     "flux2": "FLUX.2-dev",
     "flux2-klein": "FLUX.2-klein 9B",
@@ -62,16 +58,15 @@ def presets_table() -> str:
 
 
 def timed_table(name: str) -> str:
-    """All rows of a file, each with its baseline: `reuse` is reuse_h200.csv. Of a setting that was timed again, the
+    """All rows of a file, each with its baseline: `today` is today_h200.csv. Of a setting that was timed again, the
     last."""
     rows = [row for row in read(f"{name}_h200.csv") if row["ratio"] and row["method"] != "floor"]
     newest = {(f"{row['model']}, {_size(row)}", row["steps"], _setting(row), row["ratio"]): row for row in rows}
     lines = head("model | steps | method | removed | ms a step | baseline | speed-up | memory")
     models = [*dict.fromkeys(model for model, *_ in newest)]
     for (model, steps, setting, ratio), row in sorted(newest.items(), key=lambda item: models.index(item[0][0])):
-        merges = float(ratio) > 0 and not _only_reuses(row)
         lines.append(
-            f"| {model} | {steps} | {setting} | {f'{float(ratio):.0%}' if merges else ''} "
+            f"| {model} | {steps} | {setting} | {f'{float(ratio):.0%}' if float(ratio) else ''} "
             f"| {_milliseconds(row['step_ms'])} | {_milliseconds(row['baseline_ms'])} | {speed_up(row)} "
             f"| {_memory(row)} |"
         )
@@ -81,14 +76,12 @@ def timed_table(name: str) -> str:
 LARGER_COLUMNS = {
     "`toma-stage`, 50% of the tokens removed": ("`toma-stage`", "0.5"),
     "75%": ("`toma-stage`", "0.75"),
-    "`reuse`": ("`reuse`, every second step reused", "0"),
-    "both, 50%": ("`toma-stage`, every second step reused", "0.5"),
 }
 """A setting and its ratio."""
 
 
 def larger_table() -> str:
-    """Merging, reuse and both on models after Flux.1, in the README."""
+    """Merging on models after Flux.1, in the README."""
     lines = head(" | ".join(["speed-up", *LARGER_COLUMNS]))
     rows = [row for name in ("today", "video") for row in read(f"{name}_h200.csv") if row["ratio"]]
     for model, name in LARGER_MODELS.items():
@@ -107,27 +100,9 @@ def _size(row: Row) -> str:
 
 
 def _setting(row: Row) -> str:
-    """A preset or method, and what was changed of it."""
-    settings = json.loads(row["settings"])
-    label = f"`{row['method']}`"
-    if row["method"] in PRESETS_OF_REUSE:
-        label += f", {computed_of(row)} of {row['steps']} steps computed"
-    elif "reuse" in settings:
-        changed = {name: value for name, value in settings["reuse"].items() if name != "order"}  # takes no time
-        label += ", every second step reused" if not changed else f", `{changed}`"
-    return label + (", within frames" if settings.get("region_frames") == 1 else "")
-
-
-def computed_of(row: Row) -> int:
-    """How many steps a row's settings compute."""
-    reuse, steps = json.loads(row["settings"]).get("reuse"), int(row["steps"])
-    schedule = Schedule(reuse=None if reuse is None else Reuse.from_dict(reuse))
-    return sum(not schedule.reuses(step, steps) for step in range(steps))
-
-
-def _only_reuses(row: Row) -> bool:
-    """Whether a preset that merges at few steps had too many for it."""
-    return float(row["steps"]) > float(json.loads(row["settings"]).get("max_steps", math.inf))
+    """A preset or method, and where it merges in clips."""
+    within = json.loads(row["settings"]).get("region_frames") == 1
+    return f"`{row['method']}`" + (", within frames" if within else "")
 
 
 def _memory(row: Row) -> str:
@@ -161,9 +136,8 @@ def pipeline_table() -> str:
     for row in [*read("pipeline_h200.csv"), *read("denoiser_h200.csv")]:
         if row["pipeline_s"] and row["ratio"]:
             image, baseline = float(row["pipeline_s"]), float(row["baseline_pipeline_s"])
-            removed = "" if _only_reuses(row) else row["ratio"]
             lines.append(
-                f"| {_group(row)} | {row['steps']} | {label_of(row)} | {removed} | {float(row['step_ms']):.1f} "
+                f"| {_group(row)} | {row['steps']} | {label_of(row)} | {row['ratio']} | {float(row['step_ms']):.1f} "
                 f"| {speed_up(row)} | {image:.3f} | {baseline:.3f} | **{baseline / image:.2f}×** |"
             )
     return "\n".join(lines)

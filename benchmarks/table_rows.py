@@ -8,12 +8,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 RATIOS = ("0.25", "0.5", "0.75")
 USUAL_STEPS = "20"
 """Of the README's table, and by which others are ordered."""
-COUNTED, COMPUTED = "†", "‡"
-"""Mark a gain that was counted in multiplications, not timed; and one that was computed from the share of skipped steps
-and their measured cost."""
-PRESETS_OF_REUSE = ("balanced", "fast", "faster")
+SKIPPING = ("balanced", "fast", "faster")
+"""The presets that skip steps."""
 AS_IT_WAS = "num_regions=64; distance_weight=0.0; guidance_parts=1; share=plan; skip_blocks=[]"
 """How the changes of `toma-stage` as it was begin: `BEFORE` in quality.py."""
+COMPUTED_STEPS = "computed steps"
+"""The source of a gain that is no time."""
 MISSING = "—"
 """Where there is no row for a cell."""
 Row = dict[str, str]
@@ -24,14 +24,19 @@ def read(name: str) -> list[Row]:
         return [row | {"file": name} for row in csv.DictReader(file)]
 
 
+def read_equal_cost(model: str) -> list[Row]:
+    """The rows of a demo model with skipped steps: of a GPU, or of a CPU as long as there are none of a GPU."""
+    name = f"quality_{model}.csv"
+    rows = read(name) if (RESULTS / name).exists() else []
+    return rows if any(row["run"] == "skip" for row in rows) else read(f"quality_{model}_cpu.csv")
+
+
 def gain_of(row: Row | None) -> str:
-    """The gain in time; with a mark where it was counted or computed, not timed."""
+    """The gain, bold if it is one in time: of what merges tokens. Others count computed steps."""
     if row is None or not row["gain"]:
         return MISSING
     gain = f"{float(row['gain']):.2f}×"
-    if "multiplications" in row["gain_source"]:
-        return f"{gain} {COUNTED}"
-    return f"{gain} {COMPUTED}" if row["skipped"] else f"**{gain}**"
+    return gain if row["gain_source"] == COMPUTED_STEPS else f"**{gain}**"
 
 
 def head(columns: str) -> list[str]:

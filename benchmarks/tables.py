@@ -13,17 +13,18 @@ from pathlib import Path
 from quality_tables import (
     about_clips,
     clips_table,
+    converged_table,
+    equal_cost_facts,
+    equal_cost_summary,
+    equal_cost_table,
     frames_table,
     front_table,
     presets_quality_table,
     quality_facts,
-    reuse_table,
     settings_table,
 )
 from speed_tables import (
-    REUSE,
     cache_table,
-    computed_of,
     denoiser_table,
     facts,
     larger_table,
@@ -36,22 +37,7 @@ from speed_tables import (
     speed_up,
     timed_table,
 )
-from table_rows import (
-    MISSING,
-    PRESETS_OF_REUSE,
-    RATIOS,
-    ROOT,
-    USUAL_STEPS,
-    Row,
-    figure,
-    gain_of,
-    head,
-    label_of_quality,
-    read,
-)
-
-from toma_diffusion import PRESETS, Reuse
-from toma_diffusion.core.schedule import computed_steps
+from table_rows import MISSING, RATIOS, ROOT, USUAL_STEPS, Row, figure, head, label_of_quality, read
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HEADLINE_MODELS = {
@@ -59,20 +45,6 @@ HEADLINE_MODELS = {
     "Flux.1-dev": {"model": "flux", "resolution": "1024x1024", "mode": "compiled", "compile": "block", "steps": "4"},
 }
 """Models in the README's table. One group of rows each, so that all speed-ups of a column have the same baseline."""
-HEADLINE_OTHERS = {
-    "`balanced` (default)": "balanced",
-    "`fast`": "fast",
-    "`faster`": "faster",
-    "14 of 20 steps": "14 steps",
-    "10 of 20 steps": "10 steps",
-    "8 of 20 steps": "8 steps",
-    "DeepCache, every second step": "deepcache, interval=2",
-    "DeepCache, two of three steps": "deepcache, interval=3",
-    "FirstBlockCache, 0.1": "first-block-cache, threshold=0.1",
-    "FirstBlockCache, 0.2": "first-block-cache, threshold=0.2",
-    "TaylorSeer, every second step": "taylorseer, cache_interval=2, use_lite_mode=True",
-}
-"""Rows of the README's table that merge no tokens, by the titles of their quality rows: the default first."""
 HEADLINE_SETTINGS = {
     "`toma-late`": "0.5",
     "`toma-stage`": "0.5",
@@ -84,28 +56,23 @@ HEADLINE_SETTINGS = {
     "`tofu`": "0.5",
     "`todo`": "0.75",
 }
-"""Those that merge, with the fraction that is removed."""
+"""What merges tokens, with the fraction that is removed."""
 HEADLINE_CHANGES = ("", "scale=1000.0", "skip_blocks=[]")
 JUDGES = ("bundled", "flux")
 """The demo models whose images are compared."""
-NOT_YET = ("quality_video.csv",)
+NOT_YET = ("quality_video.csv", *(f"quality_{name}_cpu.csv" for name in ("bundled", "flux", "video", "4step")))
 """Files that may not be there yet. Their tables are empty until then."""
 NOTES = {"`toma`, `scale=1000`": "the paper's softmax"}
 
 
 def headline_table() -> str:
-    """A few settings: the speed-up of a denoiser, and how near the demo models' images stay."""
+    """What merges tokens: the speed-up of a denoiser, and how near the demo models' images stay."""
     lines = head(
         " | ".join(
             ["", *(f"{name}, speed-up" for name in HEADLINE_MODELS), "LPIPS", "PSNR, dB", "LPIPS, Flux-class model"]
         )
     )
     unet, flux = ([row for row in read(f"quality_{name}.csv") if row["steps"] == USUAL_STEPS] for name in JUDGES)
-    for label, title in HEADLINE_OTHERS.items():
-        near, of_flux = ({row["title"]: row for row in rows}.get(title) for rows in (unet, flux))
-        timed = [_timed_preset(title, group) for group in HEADLINE_MODELS.values()]
-        gains = [speed_up(row) if row else gain_of(other) for row, other in zip(timed, (near, of_flux), strict=True)]
-        lines.append("| " + " | ".join([label, *gains, *_nearness(near, of_flux)]) + " |")
     speed = {name: newest(group) for name, group in HEADLINE_MODELS.items()}
     for label, ratio in HEADLINE_SETTINGS.items():
         speeds = [speed[name].get((label, ratio)) for name in HEADLINE_MODELS]
@@ -127,17 +94,6 @@ def headline_table() -> str:
     return "\n".join(lines)
 
 
-def _timed_preset(name: str, group: dict[str, str]) -> Row | None:
-    """The row of a preset that reuses, in a generation of as many steps as the table's; None of anything else. The time
-    depends on how many steps are computed, not on which: a row with another number is not that of the preset."""
-    if name not in PRESETS_OF_REUSE:
-        return None
-    wanted = group | {"steps": USUAL_STEPS, "method": name}
-    rows = [row for row in read(REUSE) if wanted.items() <= row.items()]
-    computed = len(computed_steps(PRESETS[name].reuse or Reuse(), int(USUAL_STEPS)))
-    return next((row for row in rows if computed_of(row) == computed), None)
-
-
 def _nearness(unet: Row | None, flux: Row | None) -> list[str]:
     """LPIPS and PSNR on the demo model, LPIPS on the Flux-class one."""
     found = [MISSING if unet is None else figure(unet[name], digits) for name, digits in (("lpips", 3), ("psnr", 1))]
@@ -151,8 +107,6 @@ def headline_facts() -> str:
         for name, group in HEADLINE_MODELS.items()
     }
     rows = [row for found in used.values() for row in found]
-    timed = [_timed_preset(name, group) for name in PRESETS_OF_REUSE for group in HEADLINE_MODELS.values()]
-    rows += [row for row in timed if row]
     versions = [f"{name} {', '.join(sorted({row[name] for row in rows}))}" for name in ("torch", "diffusers", "triton")]
     how = {
         "none": "not compiled",
@@ -193,6 +147,7 @@ def explain_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline_table,
     "headline facts": headline_facts,
+    "equal cost": equal_cost_summary,
     "larger": larger_table,
     "explain": explain_table,
     "presets": presets_table,
@@ -205,13 +160,16 @@ TABLES: dict[str, Callable[[], str]] = {
     "facts": facts,
 }
 """What a page may name, besides those of a file of quality rows, such as quality_bundled.csv: `equal time on bundled`,
-`presets on bundled`, `reuse on bundled`, `quality facts of bundled`; of clips `clips on video`, `frames on video` and
-`about clips on video`; and `settings: sharing`, a part of quality.py."""
+`presets on bundled`, `quality facts of bundled`; of skipped steps `equal cost on bundled`, `converged on bundled` and
+`equal cost facts of bundled`; of clips `clips on video`, `frames on video` and `about clips on video`; and `settings:
+sharing`, a part of quality.py."""
 TABLES_OF_ROWS: dict[str, Callable[[str], str]] = {
     "timed: ": timed_table,
     "quality facts of ": quality_facts,
     "equal time on ": front_table,
-    "reuse on ": reuse_table,
+    "equal cost on ": equal_cost_table,
+    "equal cost facts of ": equal_cost_facts,
+    "converged on ": converged_table,
     "presets on ": presets_quality_table,
     "settings: ": settings_table,
     "clips on ": clips_table,
