@@ -7,76 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from toma_diffusion.config.checks import check_integer, check_known, check_sequence, is_number
+from toma_diffusion.config.learned import Learned
 from toma_diffusion.errors import UsageError
-
-
-@dataclass(frozen=True)
-class Weights:
-    """How the output of a skipped step is put together: a sum with these weights."""
-
-    outputs: tuple[float, ...] = (1.0,)
-    """Of the outputs of the last computed steps, the latest first."""
-    sample: float = 0.0
-    """Of the noisy sample of the skipped step."""
-    last_sample: float = 0.0
-    """Of that of the last computed step."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "outputs", tuple(map(float, self.outputs)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Learned:
-    """Weights that were learned on a model, and what they are for. Anything else is refused."""
-
-    num_steps: int
-    scheduler: str
-    """The name of its class."""
-    guidance: float | None
-    """The guidance scale; None if the pipeline has none that is known."""
-    weights: Mapping[int, tuple[Weights, ...]]
-    """By the skipped step: those of every pass over it, such as the two halves of guidance."""
-
-    def __post_init__(self) -> None:
-        plain = {
-            int(step): tuple(each if isinstance(each, Weights) else Weights(**each) for each in passes)
-            for step, passes in self.weights.items()
-        }
-        object.__setattr__(self, "weights", plain)
-        object.__setattr__(self, "num_steps", check_integer("num_steps", self.num_steps, minimum=2))
-
-    @classmethod
-    def from_dict(cls, values: Any) -> Learned:
-        """From fields by name, as a file holds them."""
-        try:
-            return cls(**values)
-        except (TypeError, ValueError, AttributeError) as error:
-            raise UsageError(
-                f"learned={values!r} is not complete ({error}): learn again with handle.learn or `toma learn`."
-            ) from error
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields by name, in types that JSON has."""
-        weights = {
-            str(step): [vars(each) | {"outputs": list(each.outputs)} for each in passes]
-            for step, passes in self.weights.items()
-        }
-        return vars(self) | {"weights": weights}
-
-    @property
-    def needs_last_sample(self) -> bool:
-        """Whether the sample of the last computed step is kept too."""
-        return any(each.last_sample for passes in self.weights.values() for each in passes)
-
-    @property
-    def depth(self) -> int:
-        """How many outputs are kept."""
-        return max((len(each.outputs) for passes in self.weights.values() for each in passes), default=1)
-
-    @property
-    def passes(self) -> int:
-        """Over a step."""
-        return max(map(len, self.weights.values()), default=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +38,15 @@ class Skip:
     """In generations of fewer steps nothing is skipped."""
 
     learned: Learned | None = None
-    """The weights of skipped steps, if they were learned on the model: see `handle.learn`. None: they follow from the
-    noise levels of the scheduler."""
+    """Which steps are computed, and the weights of the others, as they were learned on the model: see `handle.learn`.
+    Can be given as the path of a file. None: both follow from the noise levels of the scheduler."""
 
     def __post_init__(self) -> None:
         self._set("computed", self._valid_computed())
         self._set("fewest", check_integer("fewest", self.fewest, minimum=1))
         self._set("min_steps", check_integer("min_steps", self.min_steps, minimum=1))
-        if self.learned is not None and not isinstance(self.learned, Learned):
-            self._set("learned", Learned.from_dict(self.learned))
         if self.learned is not None:
+            self._set("learned", Learned.from_any(self.learned))
             self._check_learned(self.learned)
 
     @classmethod
@@ -148,17 +79,27 @@ class Skip:
             raise UsageError(f"computed={given!r} lacks step 0: nothing can be predicted in the first step.")
         return steps
 
+    def count(self, num_steps: int) -> int:
+        """How many of `num_steps` steps are computed."""
+        if num_steps < self.min_steps:
+            return num_steps
+        if isinstance(self.computed, tuple):
+            return sum(step < num_steps for step in self.computed)
+        if isinstance(self.computed, int):
+            return min(self.computed, num_steps)
+        return max(1, min(max(round(self.computed * num_steps), self.fewest), num_steps - 1))
+
     def _check_learned(self, learned: Learned) -> None:
-        if not isinstance(self.computed, tuple):
+        if learned.num_steps < self.min_steps:
             raise UsageError(
-                f"computed={self.computed!r} cannot go with learned weights, which are for certain steps: leave "
-                "computed out, or learn again."
+                f"learned is for {learned.num_steps} steps, and with min_steps={self.min_steps} nothing is skipped in "
+                f"so few: set min_steps={learned.num_steps}."
             )
-        skipped = set(range(learned.num_steps)) - set(self.computed)
-        if skipped != set(learned.weights):
+        found = learned.of(self.count(learned.num_steps))
+        if isinstance(self.computed, tuple) and self.computed != found.computed:
             raise UsageError(
-                f"computed={self.computed!r} skips steps {sorted(skipped)} of {learned.num_steps}, but weights were "
-                f"learned for {sorted(learned.weights)}: leave computed out, or learn again."
+                f"computed={self.computed!r} cannot go with what was learned, which computes {found.computed!r}: set "
+                f"computed={found.count}."
             )
 
     def _set(self, name: str, value: object) -> None:

@@ -16,18 +16,17 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from toma_diffusion.config import Learned, Skip, Weights
+from toma_diffusion.config import Learned, LearnedSteps, Skip, Weights
 from toma_diffusion.errors import UsageError
 from toma_diffusion.hooks.arguments import Given, parameter_names
 from toma_diffusion.hooks.compiler import skip_frames
 from toma_diffusion.hooks.sites import Hook, remove_hooks
 from toma_diffusion.hooks.state import MergeState
 from toma_diffusion.hooks.step import Identity, Tick, running_pipeline
-from toma_diffusion.skip import controlnet, front
+from toma_diffusion.skip import controlnet, front, prior
 from toma_diffusion.skip.front import Front
 from toma_diffusion.skip.history import History, Seen
 from toma_diffusion.skip.levels import Levels, read_levels
-from toma_diffusion.skip.prior import held
 from toma_diffusion.skip.schedule import computed_steps
 
 NAMED = "cache_context"
@@ -54,7 +53,8 @@ class Generation:
     levels: Levels | None = None
     computed: tuple[int, ...] | None = None
     """The steps that are computed; None: all."""
-    weights: Learned | None = None
+    learned: LearnedSteps | None = None
+    """How the others are predicted, if it was learned."""
 
     def computes(self, step: int) -> bool:
         """Whether the plan is to run the denoiser in that step."""
@@ -238,11 +238,12 @@ class Skipper(Front):
         if history is None or history.shapes != seen.shapes:
             history = self._histories[key] = History(seen.shapes)
         history.conditioning = Identity(seen.conditioning)
-        learned, levels = self.generation.weights, self.generation.levels
-        keeps_samples = (levels is not None and levels.holds_image) or (
-            learned is not None and learned.needs_last_sample
-        )
-        history.keep(tick.step, output, seen, 1 if learned is None else learned.depth, keeps_samples)
+        learned, levels = self.generation.learned, self.generation.levels
+        if learned is None:
+            depth, keeps_sample = prior.needs(levels)
+        else:
+            depth, keeps_sample = learned.depth, learned.needs_last_sample
+        history.keep(tick.step, output, seen, depth, keeps_sample)
 
     def _begin_generation(self, tick: Tick) -> None:
         recorder, running = self.recorder, running_pipeline(self.model)
@@ -263,13 +264,16 @@ class Skipper(Front):
             levels = read_levels(scheduler, first, num_steps, eta, type(self.model).__name__)
         if running is not None:
             self._put_before(running.pipeline)
-        if skip.learned is not None:
-            check_learned(skip.learned, num_steps, scheduler, None if running is None else running.guidance)
+        teaches = recorder is not None and recorder.wants_all and num_steps is not None
+        learned = None
+        if skip.learned is not None and not teaches:
+            guidance = None if running is None else running.guidance
+            check_learned(skip.learned, type(self.model).__name__, num_steps, scheduler, guidance)
+            learned = skip.learned.of(skip.count(skip.learned.num_steps))
         computed = skip.computed if num_steps is None else computed_steps(skip, num_steps, levels)
         assert isinstance(computed, tuple)  # a share or a number was refused above
-        is_whole = (recorder is not None and recorder.wants_all) or len(computed) == num_steps
-        self.generation = Generation(tick.generation, num_steps, levels, None if is_whole else computed, skip.learned)
-        teaches = recorder is not None and recorder.wants_all and num_steps is not None
+        is_whole = teaches or len(computed) == num_steps
+        self.generation = Generation(tick.generation, num_steps, levels, None if is_whole else computed, learned)
         self.state.computed = tuple(range(num_steps or 0)) if teaches else self.generation.computed
 
     def _key_of(self, tick: Tick) -> Hashable:
@@ -294,7 +298,7 @@ class Skipper(Front):
 
     def _weights(self, tick: Tick, history: History) -> Sequence[Weights]:
         """For the passes that make up the batch."""
-        learned, computed = self.generation.weights, self.generation.computed or ()
+        learned, computed = self.generation.learned, self.generation.computed or ()
         if learned is not None and tick.step in learned.weights:
             first = tick.ordinal * tick.parts
             weights = learned.weights[tick.step][first : first + tick.parts]
@@ -302,7 +306,7 @@ class Skipper(Front):
             expected = tuple(each for each in reversed(computed) if each < tick.step)[:depth]
             if len(weights) == tick.parts and history.steps[:depth] == expected:
                 return weights
-        return [held(self.generation.levels, history.steps[0], tick.step)]
+        return [prior.predicted(self.generation.levels, history.steps, tick.step)]
 
     def _put_before(self, pipeline: Any) -> None:
         net = controlnet.put_before(pipeline, self)
@@ -390,21 +394,20 @@ def _prediction(skip: Skip, generation: Generation) -> str:
         return "Predicted: the last output as it was, because the noise levels of this scheduler are not known."
     if generation.levels is not None and generation.levels.holds_image:
         return "Predicted: the clean image stays as the last computed step saw it."
-    return "Predicted: noise and clean image stay as the last computed step saw them."
+    return "Predicted: noise and clean image stay nearly as the last computed step saw them."
 
 
-def check_learned(learned: Learned, num_steps: int | None, scheduler: Any, guidance: float | None) -> None:
-    """Raise `UsageError` if weights were learned for another kind of generation."""
-    name = learned.scheduler if scheduler is None else type(scheduler).__name__
-    differs = [
-        f"{what} {found!r}, not {wanted!r}"
-        for what, wanted, found in (
-            ("num_steps", learned.num_steps, num_steps),
-            ("scheduler", learned.scheduler, name),
-            ("guidance", learned.guidance, learned.guidance if guidance is None else guidance),
-        )
-        if wanted is not None and found != wanted
-    ]
+def check_learned(
+    learned: Learned, model_class: str, num_steps: int | None, scheduler: Any, guidance: float | None
+) -> None:
+    """Raise `UsageError` if something was learned for another model, or for another kind of generation."""
+    found = {
+        "model": (learned.model_class, model_class),
+        "number of steps": (learned.num_steps, num_steps),
+        "scheduler": (learned.scheduler, learned.scheduler if scheduler is None else type(scheduler).__name__),
+        "guidance scale": (learned.guidance, learned.guidance if guidance is None else guidance),
+    }
+    differs = [f"{what} {now!r}, not {wanted!r}" for what, (wanted, now) in found.items() if now != wanted]
     if differs:
         raise UsageError(
             f"the weights of skipped steps were learned for other generations: this one has {' and '.join(differs)}. "

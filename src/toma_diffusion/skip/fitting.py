@@ -26,8 +26,8 @@ SHRINK = 0.01
 NEARLY_EXACT = 1e-4
 """A solver that leaves more than this share of a sample's change unexplained also looks at the step before."""
 
-Prior = Callable[[int, int], Weights]
-"""The weights of a step that was not learned, from the last computed step and that step."""
+Prior = Callable[[Sequence[int], int], Weights]
+"""The weights of a step that was not learned, from the last computed steps, the latest first, and that step."""
 
 
 class Vectors:
@@ -160,7 +160,7 @@ class _Run:
     """A run of skipped steps: how far its samples and outputs are from those of the teachers."""
 
     def __init__(self, of: Fit, vectors: Vectors, kind: str, history: Sequence[int]) -> None:
-        self.of, self.vectors, self.start = of, vectors, history[0]
+        self.of, self.vectors, self.history, self.start = of, vectors, history, history[0]
         self.begun = vectors[kind, "x", self.start]
         self.outputs = [[vectors[kind, number, each] for each in history] for number in range(of.passes)]
         self.samples_off, self.outputs_off = {}, {}
@@ -175,10 +175,10 @@ class _Run:
     def fit(self, step: int, shrink: float) -> tuple[Weights, ...]:
         """The weights of the next step of the run, which must be the one after the last."""
         vectors, passes = self.vectors, range(self.of.passes)
-        base = self.of.prior(self.start, step)
+        base = self.of.prior(self.history, step)
         sample = vectors["teacher", "x", step] + self.samples_off[step]
         self.outputs_off[step] = [
-            base.outputs[0] * self.outputs[number][0]
+            sum(weight * each for weight, each in zip(base.outputs, self.outputs[number], strict=False))
             + base.sample * sample
             + base.last_sample * self.begun
             - vectors["teacher", number, step]
@@ -218,7 +218,7 @@ def _weights(base: Weights, of_changes: Sequence[float], of_sample: float) -> We
     """In terms of outputs, not of their changes."""
     count = len(of_changes)
     total = torch.zeros(count, dtype=torch.float64)
-    total[0] = base.outputs[0]
+    total[: len(base.outputs)] += torch.tensor(base.outputs[:count], dtype=torch.float64)
     for weight, change in zip(of_changes, _changes(list(torch.eye(count, dtype=torch.float64))), strict=True):
         total += weight * change
     return Weights(tuple(total.tolist()), base.sample + of_sample, base.last_sample)

@@ -52,6 +52,11 @@ class Levels:
     """Whether only the image is the same after several steps of the solver that get the same prediction, not the noise:
     stochastic solvers, and those of a higher order that work on the image."""
 
+    @property
+    def log_signal_to_noise(self) -> list[float]:
+        """The logarithm of cot(a), by step: −∞ for noise alone, ∞ for the clean image."""
+        return [_log_cotangent(angle) for angle in self.angles]
+
 
 def read_levels(scheduler: Any, first: int, num_steps: int, eta: float = 0.0, model_name: str = "") -> Levels | None:
     """The levels of `num_steps` steps from the `first` of the scheduler's. None if it is of a kind that is not known.
@@ -91,6 +96,13 @@ def read_levels(scheduler: Any, first: int, num_steps: int, eta: float = 0.0, mo
     )
     on_image = config.get("algorithm_type") == "dpmsolver++" or bool(config.get("predict_x0"))
     return Levels(tuple(angles), prediction, sign, adds_noise or (on_image and prediction != FLOW))
+
+
+def _log_cotangent(angle: float) -> float:
+    sine, cosine = math.sin(angle), math.cos(angle)
+    if cosine <= 0 or sine <= 0:
+        return -math.inf if cosine <= 0 else math.inf
+    return math.log(cosine / sine)
 
 
 def check_one_evaluation(scheduler: Any) -> None:
