@@ -649,7 +649,7 @@ def variants_at(part: Part, pipe: Any, at: Conditions, changes: str) -> tuple[li
             found = variants_of(pipe, [VariantSpec.parse(text)], part.ratios)
             for variant in found:
                 check_steps(variant, at.steps)
-            variants |= dict.fromkeys(found)
+            variants |= dict.fromkeys(map(as_used, found))
         except UsageError as error:
             left_out.append(f"{text}: {error}")
     return list(variants), left_out
@@ -661,6 +661,15 @@ def check_steps(variant: Variant, steps: int) -> None:
     learned = None if variant.config is None or variant.config.skip is None else variant.config.skip.learned
     if learned is not None and learned.num_steps != steps:
         raise UsageError(f"it was learned with {learned.num_steps} steps, and this run has {steps}.")
+
+
+def as_used(variant: Variant) -> Variant:
+    """With what was learned for its own number of computed steps, without that for others."""
+    skip = None if variant.config is None else variant.config.skip
+    if variant.config is None or skip is None or skip.learned is None:
+        return variant
+    used = replace(skip.learned, steps=(skip.learned.of(skip.count(skip.learned.num_steps)),))
+    return replace(variant, config=replace(variant.config, skip=replace(skip, learned=used)))
 
 
 def row_of(run: str, variant: Variant, common: Row) -> Row:

@@ -35,7 +35,7 @@ def test_the_readme_is_the_first_page(site):
 
 
 def test_rows_that_pages_link_to_are_there(site):
-    assert (site / "benchmarks" / "results" / "deepcache_h200.csv").is_file()
+    assert (site / "benchmarks" / "results" / "presets_h200.csv").is_file()
     assert (site / "examples" / "sdxl_pipeline.py").is_file()
 
 

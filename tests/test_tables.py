@@ -9,11 +9,9 @@ import pytest
 from tiny import sdxl_unet
 from tiny_video import build
 
-from toma_diffusion import PRESETS
-from toma_diffusion.core.schedule import computed_steps
 from toma_diffusion.evaluation.variants import UNMERGED, VariantSpec, variants_of
 from toma_diffusion.experiments.costs import StepCosts
-from toma_diffusion.methods import named_config
+from toma_diffusion.skip.schedule import computed_steps
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -100,59 +98,34 @@ def test_two_cells_that_are_swapped_are_seen(path, name, tables):
     assert swapped
 
 
-def test_the_default_stands_first_and_every_speed_has_its_quality(tables):
-    head, _, first, *others = grids(tables.headline_table() + "\n")[0]
+def test_every_speed_has_its_quality(tables):
+    head, _, *rows = grids(tables.headline_table() + "\n")[0]
     assert [title.strip() for title in head[-3:]] == ["LPIPS", "PSNR, dB", "LPIPS, Flux-class model"]
-    assert "`balanced` (default)" in first[0]
-    for row in (first, *others):
+    for row in rows:
         speeds, (unet, _, flux) = row[1:-3], [cell.strip() for cell in row[-3:]]
         assert any("×" in cell for cell in speeds)
         assert any(cell != "—" and float(cell) for cell in (unet, flux))
 
 
-def test_speeds_of_presets_that_reuse_are_timed(tables):
-    """In generations of as many steps as the table has, and of as many computed ones as the preset has now."""
-    timed = {(row["model"], row["method"]): row for row in tables.read("reuse_h200.csv") if row["steps"] == "20"}
-    rows = grids(tables.headline_table() + "\n")[0][2:5]
-    assert [row[0].split("`")[1] for row in rows] == ["balanced", "fast", "faster"]
-    used = 0
-    for preset, sdxl, flux, *_ in rows:
-        name = preset.split("`")[1]
-        computed = len(computed_steps(PRESETS[name].reuse, 20))
-        for model, cell in (("sdxl", sdxl), ("flux", flux)):
-            row = timed[model, name]
-            if tables.computed_of(row) == computed:
-                assert cell.strip() == f"**{float(row['speedup']):.2f}×**"
-                used += 1
-            else:
-                assert cell.strip().endswith(("‡", "—"))
-    assert used >= 5
-
-
-def test_gains_that_were_counted_are_marked(tables, cells):
-    """They are no times."""
-    row = {"gain": "1.5", "gain_source": "flux, multiplications", "skipped": "0.3"}
-    assert cells.gain_of(row) == "1.50× †"
-    assert cells.gain_of(row | {"gain_source": "flux"}) == "1.50× ‡"
-    assert cells.COUNTED not in tables.headline_table()
+def test_gains_in_time_are_bold(cells):
+    row = {"gain": "1.5", "gain_source": "flux"}
+    assert cells.gain_of(row) == "**1.50×**"
+    assert cells.gain_of(row | {"gain_source": "computed steps"}) == "1.50×"
+    assert cells.gain_of(row | {"gain": ""}) == "—"
 
 
 class TestTimed:
     """Rows of `toma bench`, as they are."""
 
     def test_every_model_and_setting_has_a_line(self, tables, speeds):
-        lines = speeds.timed_table("reuse").splitlines()[2:]
-        assert len({line.split("|")[1] for line in lines}) == 3
-        assert len(lines) == len(set(lines)) == sum(row["ratio"] != "" for row in tables.read("reuse_h200.csv"))
-
-    def test_a_preset_that_reuses_removes_no_tokens(self, speeds):
-        lines = speeds.timed_table("reuse").splitlines()
-        assert all(line.split("|")[4].strip() == "" for line in lines if "| `balanced` |" in line)
-        assert any("| `toma-stage`, every second step reused | 50% |" in line for line in lines)
+        lines = speeds.timed_table("today").splitlines()[2:]
+        rows = [row for row in tables.read("today_h200.csv") if row["ratio"]]
+        assert {line.split("|")[1].split(",")[0].strip() for line in lines} == {row["model"] for row in rows}
+        assert len(lines) == len(set(lines)) <= len(rows)
 
     def test_of_rows_that_were_timed_again_the_last_counts(self, tables, speeds):
         rows = [row for row in tables.read("today_h200.csv") if (row["model"], row["ratio"]) == ("flux2", "0.5")]
-        rows = [row for row in rows if row["resolution"] == "1024x1024" and "reuse" not in row["settings"]]
+        rows = [row for row in rows if row["resolution"] == "1024x1024"]
         assert len(rows) == 3
         (line,) = [
             each for each in speeds.timed_table("today").splitlines() if "flux2, 1024² | 4 | `toma-stage` | 50%" in each
@@ -169,15 +142,6 @@ class TestTimed:
         assert "| wan-480p, 832×480, 81 frames | 4 | `toma-stage`, within frames | 50% |" in text
 
 
-def test_gains_of_caches_are_marked(tables, cells):
-    """They are computed from the share of steps that a cache skips on a small model. So is that of a preset that was
-    timed with another number of computed steps."""
-    marked = [line.split("|")[1] for line in tables.headline_table().splitlines() if cells.COMPUTED in line]
-    caches = [label for label in marked if "Cache" in label or "TaylorSeer" in label]
-    assert len(caches) == 5
-    assert all("`balanced`" in label for label in marked if label not in caches)
-
-
 class TestQuality:
     @pytest.fixture
     def add(self, cells, tmp_path, monkeypatch):
@@ -185,7 +149,7 @@ class TestQuality:
         quality = importlib.import_module("quality")
         monkeypatch.setattr(cells, "RESULTS", tmp_path)
 
-        def write(model: str, steps: str, part: str, *methods: str) -> None:
+        def write(model: str, steps: str, part: str, *methods: str, skipped: str = "", converged: str = "") -> None:
             at = quality.Rows(tmp_path / f"quality_{model}.csv")
             common = {"steps": steps, "images": "32", "guidance": "4", "gpu": "a GPU", "commit": "abc", "blocks": "14"}
             variants = (
@@ -193,6 +157,10 @@ class TestQuality:
             )
             for place, variant in enumerate(variants):
                 row = quality.row_of(part, variant, common) | {"lpips": f"{0.1 * (place + 1):.2f}"}
+                row |= {"skipped": skipped, "lpips_converged": converged}
+                skip = None if variant.config is None else variant.config.skip
+                if skip is not None:
+                    row["computed"] = str(len(computed_steps(skip, int(steps))))
                 at.add(row | quality.gain_of(row, StepCosts.load("sdxl")))
 
         return write
@@ -209,17 +177,47 @@ class TestQuality:
         assert "| | gain | LPIPS, 4 steps | LPIPS, 20 steps |" in text
         assert "| fewer steps | about 1.25× |  | 0.100 (16) |" in text
         assert "| fewer steps | about 1.33× | 0.100 (3) |  |" in text
-        assert "| `toma-stage`, 50% removed | 1.38× |  | 0.200 |" in text
+        assert "| `toma-stage`, 50% removed | 1.38× |  | 0.200 |" in text  # in time, from the steps of SDXL
         assert "| `toma-stage`, 50% removed, and fewer steps | 1.73× |  | 0.100 (16) |" in text
         assert "scale" not in text
 
-    def test_reuse(self, tables, add):
-        add("tiny", "20", "reuse", "reuse:period=3", "fast", "balanced")
-        add("tiny", "4", "reuse", "balanced")
-        text = self.table(tables, "reuse on tiny")
-        assert text.index("| `balanced` | ") < text.index("| `fast` | ") < text.index("| `reuse, period=3` | ")
-        gain = StepCosts.load("sdxl").gain(20, preset="balanced", config=named_config("balanced", {}))
-        assert f"| `balanced` | 0%, **{gain:.2f}×**, 0.3000 | 0%, **1.16×**, 0.1000 |" in text
+    def test_equal_cost(self, tables, add):
+        """A line for every number of computed steps. Of caches those count that save about as much."""
+        add("tiny", "20", "skip", "faster", "fast", "balanced")
+        add("tiny", "20", "lists", "timesteps:computed=(0,1,2,3,6,9,13,18)")
+        add("tiny", "20", "steps", "steps:12", "steps:8")
+        add("tiny", "20", "solvers", "solver:name=unipc;steps=8", "solver:name=dpmpp-2m;steps=8")
+        add("tiny", "20", "caches", "deepcache:interval=2", "deepcache:interval=3", skipped="0.6")
+        (head, _, *rows), cache = grids(self.table(tables, "equal cost on tiny"))[0], "0.1000 (DeepCache, 2.50×)"
+        ways = ["even steps", "best solver", "best cache", "list alone", "prediction", "learned"]
+        assert [cell.strip() for cell in head] == ["steps", "preset", "computed", "gain", *ways]
+        assert [[cell.strip() for cell in row] for row in rows] == [
+            ["20", "`balanced`", "12 of 20", "1.67×", "0.1000", "—", cache, "—", "0.3000", "—"],
+            ["20", "`fast`", "8 of 20", "2.50×", "0.2000", "0.1000 (UniPC)", cache, "0.1000", "0.2000", "—"],
+            ["20", "`faster`", "6 of 20", "3.33×", "—", "—", "—", "—", "0.1000", "—"],
+        ]
+
+    def test_equal_cost_to_the_converged_picture(self, tables, add):
+        add("tiny", "20", "skip", "fast", converged="0.05")
+        assert "| 20 | `fast` | 8 of 20 | 2.50× | — | — | — | — | 0.0500 | — |" in self.table(
+            tables, "converged on tiny"
+        )
+        assert "0.1000" in self.table(tables, "equal cost on tiny")
+
+    def test_rows_of_a_gpu_come_before_those_of_a_cpu(self, tables, add):
+        add("bundled", "20", "steps", "steps:8")
+        add("bundled_cpu", "20", "skip", "faster", "fast")
+        assert "0.2000" in self.table(tables, "equal cost on bundled")
+        add("bundled", "20", "skip", "fast")
+        assert "0.2000" not in self.table(tables, "equal cost on bundled")
+
+    def test_equal_cost_of_all_networks(self, tables, add):
+        assert self.table(tables, "equal cost") == "<!-- rows: equal cost -->\n<!-- end -->"
+        add("bundled_cpu", "20", "skip", "fast")
+        add("bundled_cpu", "8", "skip", "fast")
+        add("flux_cpu", "20", "skip", "fast")
+        lines = self.table(tables, "equal cost").splitlines()[3:-1]
+        assert [line.split("|")[1].strip() for line in lines] == ["UNet, `fast`", "Flux-class, `fast`"]
 
     def test_presets_and_what_they_were(self, tables, add):
         before = importlib.import_module("quality").BEFORE
@@ -253,7 +251,7 @@ class TestQuality:
         add("tiny", "20", "reference")
         text = self.table(tables, "quality facts of tiny")
         assert "32 prompts, guidance 4," in text
-        assert "Gains are those of sdxl." in text
+        assert "a GPU" in text
 
     def test_a_table_without_rows_is_an_error(self, tables, add):
         add("bundled", "20", "steps", "steps:16")
@@ -299,20 +297,15 @@ class TestClips:
         add("20", "presets", f"toma-stage:{self.CHANGES}")
         add("20", "steps", "steps:10", "steps:16")
         add("8", "steps", "steps:4")
-        add("20", "together", f"toma-stage:ratio=0.25;period=2;{self.CHANGES}")
-        add("20", "reuse", "fast", "reuse:period=2;order=0")
         add("20", "caches", "magcache:threshold=0.06")
         _, *lines, _ = self.table(tables, "clips on video").splitlines()
         assert lines == [
             "| | 8 steps: gain, LPIPS, flicker | 20 steps: gain, LPIPS, flicker |",
             "|---|---|---|",
-            "| MagCache, `threshold=0.06` |  | **1.00×**, 0.100, 20.00 |",
-            "| fewer steps, about 1.25× |  | **1.25×**, 0.200, 20.00 (16) |",
-            "| fewer steps, about 2.00× | **2.00×**, 0.100, 8.00 (4) | **2.00×**, 0.100, 20.00 (10) |",
+            "| MagCache, `threshold=0.06` |  | 1.00×, 0.100, 20.00 |",
+            "| fewer steps, about 1.25× |  | 1.25×, 0.200, 20.00 (16) |",
+            "| fewer steps, about 2.00× | 2.00×, 0.100, 8.00 (4) | 2.00×, 0.100, 20.00 (10) |",
             "| `toma-stage`, 50% removed |  | —, 0.100, 20.00 |",
-            "| `fast` |  | —, 0.100, 20.00 |",
-            "| `reuse`, `period=2`, `order=0` |  | —, 0.200, 20.00 |",
-            "| `toma-stage`, 25% removed, `period=2` |  | —, 0.100, 20.00 |",
         ]
 
     def test_regions_inside_a_frame_and_over_several(self, tables, add):

@@ -17,7 +17,8 @@ from toma_diffusion.methods import METHODS, named_config
 COLUMNS_OF_THEIR_OWN = ("ratio", "scope", "assign")
 """Settings with a column of their own. The others are in the column `settings`."""
 LEARNED = "learned"
-"""What was learned on the model: a file in what a user writes, and in a configuration the weights themselves."""
+"""What was learned on the model: a file in what a user writes, which is in no title and no row; in a configuration the
+weights themselves."""
 
 
 @dataclass(frozen=True)
@@ -26,23 +27,18 @@ class MethodSpec:
 
     preset: str
     overrides: tuple[tuple[str, Any], ...] = ()
-    learned: str | None = None
-    """The file of what was learned on the model. A path is private, so that it is in no title and no row."""
 
     @classmethod
     def parse(cls, text: str) -> MethodSpec:
         """`toma`, `fast:computed=10`, `fast:learned=learned.json`, or `tomesd:max_downsample=2`."""
         preset, _, changes = text.strip().partition(":")
         overrides = parse_settings(text, changes)
-        learned = overrides.pop(LEARNED, None)
         config = named_config(preset, overrides)  # raises, with the field and what is allowed, if anything is wrong
-        if learned is not None and config.skip is None:
-            raise UsageError(f"method {text!r} skips no steps, and a learned file is for those: leave {LEARNED} out.")
         if "ratio" in overrides and config.skip is None:
             raise UsageError(
                 f"method {text!r} sets the ratio, which has an option of its own: leave it out of the settings."
             )
-        return cls(preset, tuple(overrides.items()), None if learned is None else str(learned))
+        return cls(preset, tuple(overrides.items()))
 
     def possible(self, ratios: Iterable[float]) -> list[float]:
         """Those of the ratios that it can have. ToMA can have any, other methods cannot. What skips steps has the ratio
@@ -133,7 +129,6 @@ def cells_of(
         for chosen in [{"scope": scope} for scope in scopes if method.preset not in METHODS] or [{}]:
             for ratio in method.possible(ratios) or ratios:  # if none is, the error says why
                 overrides = dict(method.overrides) | chosen
-                overrides |= {} if method.learned is None else {LEARNED: method.learned}
                 with apply_toma(model, method.preset, **overrides | {"ratio": ratio}) as handle:
                     cells[Cell(method.preset, handle.summary().config, tuple(overrides))] = None
     return list(cells)
