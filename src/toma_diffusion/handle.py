@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
+from toma_diffusion.config import PRESETS, Learned, Skip
+from toma_diffusion.errors import UsageError
+from toma_diffusion.files import replacing
 from toma_diffusion.hooks.compiler import compile_denoiser, undo_compile
 from toma_diffusion.hooks.root import RootHook, find_root
 from toma_diffusion.hooks.sites import Hook, remove_hooks
 from toma_diffusion.hooks.summary import Summary, summarize
+from toma_diffusion.skip.denoiser import Skipper
+
+if TYPE_CHECKING:
+    from toma_diffusion.skip.learning import Distance, Progress
+    from toma_diffusion.skip.store import Store
 
 
 class ToMAHandle:
@@ -23,6 +37,7 @@ class ToMAHandle:
 
     def __init__(self, *models: nn.Module) -> None:
         self.models = models
+        self._learned: Learned | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -114,6 +129,109 @@ class ToMAHandle:
             root.state.steps.reset()
             root.forget()
 
+    def learn(
+        self,
+        generations: Sequence[str | Callable[[], Any]],
+        *,
+        computed: int | float | Sequence[int | float] | None = None,
+        minutes: float = 0.0,
+        distance: Distance | None = None,
+        folder: str | Path | Store | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        **call: Any,
+    ) -> Learned:
+        """Learn on this model which steps to compute and how to predict the others, and use it from now on.
+
+        All generations are made whole, and weights are fitted to all but the last of them. The last one checks: what is
+        not closer there than with nothing learned is refused. Takes about the time of the generations and two more.
+
+        Args:
+            generations: at least 3; 6 is a good number. Prompts, for which the pipeline that was passed to `apply_toma`
+                is called with seeds 0, 1, …; or functions that generate, each the same whenever it is called:
+                `lambda: pipe(prompt, generator=torch.Generator("cpu").manual_seed(7))`.
+            computed: numbers of computed steps, or shares of the steps. Default: those of the presets and its own.
+            minutes: how long to go on after that: other weights and other steps are tried on whole generations, and what
+                is closer to the originals is kept.
+            distance: how far what two calls returned is apart, for example LPIPS. It gets two lists of tensors: pictures
+                as [height, width, 3] of bytes. Default: the root of the mean square of the difference.
+            folder: keeps what was found, so that the same call goes on where it was killed. Delete it afterwards.
+            on_progress: is told where it is. Default: a progress bar.
+            call: further arguments of the pipeline, if prompts were passed: `num_inference_steps=20`.
+
+        Returns:
+            What was learned, for `apply_toma(pipe, learned=…)`; `save` writes it to a file.
+
+        Raises:
+            UsageError: Nothing that was learned is closer. Then everything stays as it was.
+        """
+        from toma_diffusion.skip.learning import Learning
+        from toma_diffusion.skip.store import FolderStore, NoStore
+
+        skippers = self._skippers()
+        calls = self._calls(generations, call)
+        wanted = self._wanted(computed)
+        settings = {
+            "generations": [each if isinstance(each, str) else "a function" for each in generations],
+            "computed": [str(each.computed) for each in wanted],
+            "call": {name: str(value) for name, value in call.items()},
+            "model": type(self.model).__name__,
+        }
+        store: Store = NoStore()
+        if folder is not None:
+            store = FolderStore(Path(folder), settings) if isinstance(folder, (str, Path)) else folder
+        with progress_bar() if on_progress is None else nullcontext(on_progress) as show:
+            learned, refused = Learning(skippers, calls, wanted, minutes * 60, distance, store, show).run()
+        worse = ", ".join(
+            f"{each.count} computed steps (distance {each.distance:.4g}, without {each.distance_before:.4g})"
+            for each in refused
+        )
+        if not learned.steps:
+            raise UsageError(
+                f"what was learned is not closer on the last generation, which it was checked on: {worse}. Nothing was "
+                "changed. Learn from more generations, or longer."
+            )
+        if refused:
+            warnings.warn(f"left as it was, because learning made it no closer: {worse}.", stacklevel=2)
+        self._use(learned)
+        return learned
+
+    def learn_from_next(self, count: int = 6, computed: int | float | Sequence[int | float] | None = None) -> None:
+        """Let the next generations run whole and learn from them while they are used: weights, but no other steps.
+
+        From the generation after them on steps are skipped again, as they were learned. What is not closer on the last
+        of them is left as it was. `summary()` says what came of it.
+
+        Args:
+            count: how many generations, all of one kind.
+            computed: as in `learn`.
+        """
+        from toma_diffusion.skip.learning import FEWEST, NextGenerations
+
+        if isinstance(count, bool) or not isinstance(count, int) or count < FEWEST:
+            raise UsageError(f"count={count!r} is not allowed: it must be a whole number of {FEWEST} or more.")
+        skippers = self._skippers()
+
+        def when_done(learned: Learned, refused: list[int]) -> None:
+            if learned.steps:
+                self._use(learned)
+            for root in self._roots().values():
+                if learned.steps:
+                    root.state.notes.add(f"learned from {count} generations: {_counts(learned.counts)}")
+                if refused:
+                    root.state.notes.add(f"learning made it no closer, so it was left as it was: {_counts(refused)}")
+
+        recorder = NextGenerations(skippers, count, self._wanted(computed), when_done)
+        for skipper in skippers:
+            skipper.recorder = recorder
+
+    def save(self, path: str | Path) -> None:
+        """Write what was learned to a file: `apply_toma(pipe, "fast", learned="learned.json")` reads it."""
+        learned = self._learned or self._skippers()[0].skip.learned
+        if learned is None:
+            raise UsageError(f"nothing was learned that {str(path)!r} could hold: call handle.learn first.")
+        with replacing(Path(path)) as file:
+            file.write(learned.to_json())
+
     def remove(self) -> None:
         """Remove all hooks, and undo `compile`. The model is what it was before, bit for bit."""
         for model, root in self._roots().items():
@@ -147,9 +265,75 @@ class ToMAHandle:
         what = "removed" if root is None else f"ratio={root.state.config.ratio:g}, enabled={root.state.enabled}"
         return f"ToMAHandle({', '.join(type(model).__name__ for model in self.models)}, {what})"
 
+    def _skippers(self) -> list[Skipper]:
+        """Of the denoisers. Raises `UsageError` if no steps are skipped."""
+        found = [root.outermost for root in self._roots().values()]
+        skippers = [each for each in found if isinstance(each, Skipper)]
+        if not skippers:
+            raise UsageError("no steps are skipped, so there is nothing to learn: call apply_toma with a preset that does.")
+        return skippers
+
+    def _calls(self, generations: Sequence[Any], call: Mapping[str, Any]) -> list[Callable[[], Any]]:
+        """A function for every generation."""
+        if isinstance(generations, str) or not generations:
+            raise UsageError(f"generations={generations!r} is not allowed: pass a list of prompts, or of functions.")
+        if all(callable(each) for each in generations):
+            if call:
+                raise UsageError(f"{', '.join(call)} cannot be passed on to functions: put it into them.")
+            return list(generations)
+        if not all(isinstance(each, str) for each in generations):
+            raise UsageError("generations must all be prompts, or all be functions.")
+        pipeline = next(iter(self._roots().values())).state.steps.pipeline
+        if pipeline is None:
+            raise UsageError("prompts need a pipeline, and apply_toma got a model: pass functions that generate.")
+
+        def generate(prompt: str, seed: int) -> Any:
+            return pipeline(prompt, generator=torch.Generator("cpu").manual_seed(seed), **call)
+
+        return [partial(generate, prompt, seed) for seed, prompt in enumerate(generations)]
+
+    def _wanted(self, computed: int | float | Sequence[int | float] | None) -> list[Skip]:
+        if computed is not None:
+            given = computed if isinstance(computed, (list, tuple)) else [computed]
+            return [Skip(computed=each) for each in given]
+        presets = [preset.skip for preset in PRESETS.values() if preset.skip is not None]
+        return [*presets, replace(self._skippers()[0].skip, learned=None)]
+
+    def _use(self, learned: Learned) -> None:
+        """Skip as it was learned, if that has as many computed steps."""
+        self._learned = learned
+        for root, skipper in zip(self._roots().values(), self._skippers(), strict=True):
+            plain = replace(skipper.skip, learned=None)
+            count = plain.count(learned.num_steps)
+            if count in learned.counts:
+                if isinstance(plain.computed, tuple):
+                    plain = replace(plain, computed=count)
+                skipper.skip = replace(plain, learned=learned)
+                root.state.config = replace(root.state.config, skip=skipper.skip)
+
     def _roots(self) -> dict[nn.Module, RootHook]:
         """Of the denoisers from which it was not removed."""
         roots = {model: root for model in self.models if (root := find_root(model)) is not None}
         if not roots:
             raise RuntimeError("this handle was removed from its model: call apply_toma again for a new one.")
         return roots
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[Progress], None]]:
+    """Shows how learning goes on."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(20), TimeElapsedColumn())
+    with Progress(*columns, transient=True) as bar:
+        task = bar.add_task("learning", total=None)
+
+        def show(progress: Any) -> None:
+            total = max(progress.planned, progress.generations + 1)
+            bar.update(task, description=progress.text, completed=progress.generations, total=total)
+
+        yield show
+
+
+def _counts(counts: Sequence[int]) -> str:
+    return f"{', '.join(map(str, counts))} computed steps"

@@ -8,13 +8,14 @@ from toma_diffusion.cli.env import env
 from toma_diffusion.cli.eval import evaluate_command
 from toma_diffusion.cli.explain import explain
 from toma_diffusion.cli.generate import generate
+from toma_diffusion.cli.learn import learn_command
 from toma_diffusion.cli.playground import playground
 from toma_diffusion.cli.report import report
 from toma_diffusion.cli.tune import tune_command
 
 app = typer.Typer(
     name="toma",
-    help="Token merging with attention (ToMA) for diffusion models.",
+    help="Faster diffusion models without training: skipped steps that are predicted, and token merging (ToMA).",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_show_locals=False,
@@ -25,6 +26,7 @@ app.command()(report)
 app.command()(explain)
 app.command()(bench)
 app.command(name="eval")(evaluate_command)
+app.command(name="learn")(learn_command)
 app.command(name="tune")(tune_command)
 app.command()(playground)
 app.command()(env)

@@ -55,6 +55,9 @@ class Generation:
     """The steps that are computed; None: all."""
     learned: LearnedSteps | None = None
     """How the others are predicted, if it was learned."""
+    scheduler: str = ""
+    """The name of its class, if it is known."""
+    guidance: float | None = None
 
     def computes(self, step: int) -> bool:
         """Whether the plan is to run the denoiser in that step."""
@@ -266,14 +269,17 @@ class Skipper(Front):
             self._put_before(running.pipeline)
         teaches = recorder is not None and recorder.wants_all and num_steps is not None
         learned = None
+        guidance = None if running is None else running.guidance
         if skip.learned is not None and not teaches:
-            guidance = None if running is None else running.guidance
             check_learned(skip.learned, type(self.model).__name__, num_steps, scheduler, guidance)
             learned = skip.learned.of(skip.count(skip.learned.num_steps))
         computed = skip.computed if num_steps is None else computed_steps(skip, num_steps, levels)
         assert isinstance(computed, tuple)  # a share or a number was refused above
         is_whole = teaches or len(computed) == num_steps
-        self.generation = Generation(tick.generation, num_steps, levels, None if is_whole else computed, learned)
+        name = "" if scheduler is None else type(scheduler).__name__
+        self.generation = Generation(
+            tick.generation, num_steps, levels, None if is_whole else computed, learned, name, guidance
+        )
         self.state.computed = tuple(range(num_steps or 0)) if teaches else self.generation.computed
 
     def _key_of(self, tick: Tick) -> Hashable:

@@ -129,6 +129,19 @@ class Fit:
                 found[step] = run.fit(step, shrink)
         return found
 
+    def error(self, computed: Sequence[int], weights: Mapping[int, tuple[Weights, ...]] | None) -> float:
+        """How far the samples after runs of skipped steps are from the teachers', in all, with these weights or the
+        prior's. Every run begins with a sample of the teachers."""
+        total = 0.0
+        for index, start in enumerate(computed):
+            end = computed[index + 1] if index + 1 < len(computed) else self.num_steps
+            run = _Run(self, self.vectors, "teacher", list(reversed(computed[: index + 1])))
+            for step in range(start + 1, end):
+                run.follow(step, [self.prior(run.history, step)] * self.passes if weights is None else weights[step])
+            size = self.vectors.energy(self.vectors["teacher", "x", min(end, self.num_steps - 1)])
+            total += self.vectors.energy(run.samples_off[end]) / size if end > start + 1 else 0.0
+        return total
+
     def _named(self, kind: str, trajectories: Sequence[Trajectory]) -> dict[tuple, list[Tensor]]:
         named: dict[tuple, list[Tensor]] = {}
         for step in range(trajectories[0].num_steps):
@@ -176,14 +189,7 @@ class _Run:
         """The weights of the next step of the run, which must be the one after the last."""
         vectors, passes = self.vectors, range(self.of.passes)
         base = self.of.prior(self.history, step)
-        sample = vectors["teacher", "x", step] + self.samples_off[step]
-        self.outputs_off[step] = [
-            sum(weight * each for weight, each in zip(base.outputs, self.outputs[number], strict=False))
-            + base.sample * sample
-            + base.last_sample * self.begun
-            - vectors["teacher", number, step]
-            for number in passes
-        ]
+        sample = self._predict(step, [base] * self.of.passes)
         # What may be added to the prediction of one pass, or of all of them: the sample.
         terms = [((number,), change) for number in passes for change in _changes(self.outputs[number])]
         terms.append((tuple(passes), sample))
@@ -197,6 +203,23 @@ class _Run:
         *of_outputs, of_sample = solved
         depth = len(of_outputs) // len(passes)
         return tuple(_weights(base, of_outputs[number * depth : (number + 1) * depth], of_sample) for number in passes)
+
+    def follow(self, step: int, weights: Sequence[Weights]) -> None:
+        """Predict the next step of the run with these weights."""
+        self._predict(step, weights)
+        self.samples_off[step + 1] = self._sample_off(step + 1)
+
+    def _predict(self, step: int, weights: Sequence[Weights]) -> Tensor:
+        """Note how far the outputs of a step are then from the teachers'. Returns its sample."""
+        sample = self.vectors["teacher", "x", step] + self.samples_off[step]
+        self.outputs_off[step] = [
+            sum(weight * each for weight, each in zip(of_pass.outputs, self.outputs[number], strict=False))
+            + of_pass.sample * sample
+            + of_pass.last_sample * self.begun
+            - self.vectors["teacher", number, step]
+            for number, of_pass in enumerate(weights)
+        ]
+        return sample
 
     def _sample_off(self, step: int) -> Tensor:
         """How far the sample of a step is from the teachers', from what is known of the steps before."""

@@ -27,18 +27,18 @@ class Trajectory:
     outputs: dict[int, list[Tensor]] = field(default_factory=dict)
     """What came out, of every pass, computed or predicted."""
     denoisers: dict[int, int] = field(default_factory=dict)
-    """Which denoiser ran in a step, if a pipeline has several."""
+    """Which denoiser ran in a step, by its number, if a pipeline has several."""
     result: Tensor | None = None
     """What the generation ended with, if it is of the same kind as samples."""
-    returned: list[Any] = field(default_factory=list)
-    """What the call returned, to compare it with that of other settings."""
+    returned: list[Tensor] = field(default_factory=list)
+    """The pictures, or whatever the call returned, to compare it with that of other settings."""
 
-    def finish(self, returned: Any) -> None:
+    def finish(self, returned: Any = None) -> None:
         """The generation is over, and its call has returned this."""
         if len(self.samples) != self.num_steps:
             raise UsageError(
-                f"a generation of {self.num_steps} steps was expected, and {len(self.samples)} of them ran the "
-                "denoiser: learn from generations that are not interrupted."
+                f"{len(self.samples)} steps were noted of a generation of {self.num_steps}: learn from generations that "
+                "are not interrupted."
             )
         counts = {len(outputs) for outputs in self.outputs.values()}
         if len(counts) != 1:
@@ -46,10 +46,10 @@ class Trajectory:
                 f"steps have {' or '.join(map(str, sorted(counts)))} passes: guidance begins or ends half-way, and "
                 "weights cannot be learned for that. Learn with guidance in all steps."
             )
-        self.returned = take_apart(returned)[0]
+        self.returned = [each for leaf in take_apart(returned)[0] if (each := _as_tensor(leaf)) is not None]
         size = self.samples[0].numel()
-        vectors = (_vector([leaf]) for leaf in self.returned if isinstance(leaf, Tensor))
-        self.result = next((each.cpu() for each in vectors if each.numel() == size), None)
+        vectors = (_vector([leaf]) for leaf in self.returned if leaf.is_floating_point())
+        self.result = next((each for each in vectors if each.numel() == size), None)
         self.samples = {step: each.cpu() for step, each in self.samples.items()}
         self.outputs = {step: [each.cpu() for each in outputs] for step, outputs in self.outputs.items()}
 
@@ -57,6 +57,20 @@ class Trajectory:
     def passes(self) -> int:
         """Over a step."""
         return len(self.outputs[0])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all passes over the last step have been noted."""
+        return self.num_steps > 1 and len(self.outputs.get(self.num_steps - 1, ())) == self.passes
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, for `torch.save`."""
+        return dict(vars(self))
+
+    @property
+    def required(self) -> list[int]:
+        """Steps that must be computed: the first of every denoiser."""
+        return sorted({denoiser: step for step, denoiser in sorted(self.denoisers.items(), reverse=True)}.values())
 
 
 class Recorder:
@@ -66,6 +80,7 @@ class Recorder:
         self.wants_all = wants_all
         self.current: Trajectory | None = None
         self._generation: int | None = None
+        self._models: dict[int, int] = {}
 
     def note(self, model: nn.Module, tick: Tick, seen: Seen, output: Any) -> None:
         """A call of the denoiser, and what it returned, computed or predicted."""
@@ -85,7 +100,7 @@ class Recorder:
         if tick.step not in current.samples:
             noisy = [trimmed(sample, output) for output, sample in pairs]
             current.samples[tick.step] = _vector(in_parts(noisy, tick.parts, seen.is_list)[0])
-            current.denoisers[tick.step] = id(model)
+            current.denoisers[tick.step] = self._models.setdefault(id(model), len(self._models))
 
 
 def in_parts(leaves: Sequence[Tensor], parts: int, is_list: bool) -> list[list[Tensor]]:
@@ -94,6 +109,15 @@ def in_parts(leaves: Sequence[Tensor], parts: int, is_list: bool) -> list[list[T
         size = max(1, len(leaves) // parts)
         return [list(leaves[start : start + size]) for start in range(0, len(leaves), size)]
     return [list(each) for each in zip(*(leaf.chunk(parts) for leaf in leaves), strict=True)]
+
+
+def _as_tensor(leaf: Any) -> Tensor | None:
+    """A tensor, an array or a picture, on the CPU; None if it is something else."""
+    if isinstance(leaf, Tensor):
+        return leaf.detach().cpu()
+    if hasattr(leaf, "tobytes") and hasattr(leaf, "getbands"):
+        return torch.frombuffer(bytearray(leaf.tobytes()), dtype=torch.uint8).reshape(*reversed(leaf.size), -1)
+    return torch.as_tensor(leaf) if hasattr(leaf, "__array__") else None
 
 
 def _vector(tensors: Sequence[Tensor]) -> Tensor:
