@@ -238,7 +238,7 @@ class TestVideo:
         assert red > 2 * green
         assert min(yellow_red, yellow_green) > 1.5 * yellow_blue
 
-    def test_reuse_keeps_the_clip(self, video, moving_apple):
+    def test_skipped_steps_keep_the_clip(self, video, moving_apple):
         with apply_toma(video, "fast"):
             faster = clip_of(video, "red apple")
         assert 0 < np.square(faster - moving_apple).mean() < 255**2 / 100  # above 20 dB

@@ -61,7 +61,7 @@ WRONG = [
     ("selection_tokens", 0),
     ("backend", "cuda"),
     ("max_steps", 0),
-    ("reuse", "often"),
+    ("skip", "often"),
 ]
 
 
@@ -148,7 +148,7 @@ class TestRoundTrip:
 class TestPresets:
     def test_named_variants(self):
         papers = {"toma", "toma-stripe", "toma-tile", "toma-once"}
-        assert set(PRESETS) == papers | {"toma-stage", "toma-late", "reuse", "balanced", "fast", "faster"}
+        assert set(PRESETS) == papers | {"toma-stage", "toma-late", "balanced", "fast", "faster"}
 
     @pytest.mark.parametrize("name", ["lower-bound", "floor"])
     def test_bounds_are_presets_no_more(self, name):

@@ -122,14 +122,14 @@ class TestFewerTokens:
         # There is no pipeline to tell the number of steps, and the grids are small.
         settings = SETTINGS | {"window": (0.0, 1.0), "min_tokens": 0}
         handle = apply_toma(model, preset, **settings)
-        steps = 8 if PRESETS[preset].reuse is not None else 1
+        steps = 8 if PRESETS[preset].skip is not None else 1
         handle.begin(steps)
         for step in range(steps):
             handle.step(step)
             output = family.call(model)
         assert output.isfinite().all()
-        _, reused = handle.summary().steps
-        assert reused or not torch.equal(output, before)
+        _, predicted = handle.summary().steps
+        assert predicted or not torch.equal(output, before)
         assert handle.summary().config == PRESETS[preset].changed(
             settings | ({"select_every": 1, "reweigh_every": 1} if family.name == "flux" else {})
         )

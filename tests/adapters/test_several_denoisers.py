@@ -1,13 +1,10 @@
 """One handle over several denoisers, and what is kept of each."""
 
-import copy
-import pickle
 import warnings
 
-import accelerate
 import pytest
 import torch
-from observe import same_picture, state_of
+from observe import same_picture
 from tiny import FAMILIES, SETTINGS, sd15_unet
 from tiny_pipelines import run, sd15_pipeline
 
@@ -71,54 +68,12 @@ class TestAdapterThatIsNotRegistered:
         assert any(module._compiled_call_impl is not None for module in model.modules())
 
 
-class TestCopies:
-    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-    def test_they_begin_a_generation_of_their_own(self, copied):
-        """And hold nothing of what the original remembers."""
-        model = sd15_unet()
-        handle = apply_toma(model, "reuse", period=2, start=0)
-        handle.begin(4)
-        for step in range(3):
-            handle.step(step)
-            SD15.call(model, seed=step)
-        assert state_of(model).memory_bytes > 0
-        twin = copied(model)
-        assert state_of(twin).memory_bytes == 0
-        assert all(part.memory is None for part in state_of(twin).parts)
-        other = ToMAHandle(twin)
-        other.begin(4)
-        remove_toma(model)
-        other.step(0)
-        assert torch.equal(SD15.call(twin, seed=7), SD15.call(model, seed=7))  # its first step is computed
-
-
-class TestOffloading:
-    def test_put_in_anew_it_does_not_switch_reuse_off(self):
-        """Offloading that ends puts the original forward back; put in again, it wraps that one."""
-        model, calls = sd15_unet(), []
-        block = model.mid_block.attentions[0].transformer_blocks[0]
-        block.attn1.register_forward_pre_hook(lambda *_: calls.append(1))
-        accelerate.hooks.add_hook_to_module(block, accelerate.hooks.ModelHook())
-        handle = apply_toma(model, "reuse", period=2, start=0)
-        accelerate.hooks.remove_hook_from_module(block)
-        accelerate.hooks.add_hook_to_module(block, accelerate.hooks.ModelHook())
-        handle.begin(4)
-        for step in range(4):
-            handle.step(step)
-            SD15.call(model, seed=step)
-        assert len(calls) == 2
-        assert handle.summary().steps == (2, 2)
-        handle.remove()
-        SD15.call(model)
-        assert len(calls) == 3
-
-
 class TestWarnings:
     @pytest.mark.parametrize(
         ("settings", "steps", "named"),
         [
-            ({"config_or_preset": "reuse", "start": 1.0}, 4, "start=1.0, end="),
-            ({"config_or_preset": "reuse", "min_steps": 5}, 4, "min_steps=5"),
+            ({"config_or_preset": "fast", "computed": (0, 1, 2, 3)}, 4, r"computed=\(0, 1, 2, 3\)"),
+            ({"config_or_preset": "fast", "min_steps": 5}, 4, "min_steps=5"),
             ({"ratio": 0.5, "max_steps": 2}, 4, "max_steps=2"),
             ({"ratio": 0.5, "window": (0.9, 1.0)}, 1, r"window=\(0.9, 1.0\)"),
         ],
@@ -126,7 +81,7 @@ class TestWarnings:
     def test_a_generation_that_is_not_made_faster_names_the_setting(self, settings, steps, named):
         pipe = sd15_pipeline()
         apply_toma(pipe, **settings)
-        with pytest.warns(UserWarning, match=f"no step is merged or reused with .*{named}"):
+        with pytest.warns(UserWarning, match=f"none is merged or skipped with .*{named}"):
             run(pipe, num_inference_steps=steps)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

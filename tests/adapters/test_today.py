@@ -244,14 +244,14 @@ def test_every_preset_runs(family, preset):
     before = family.call(model)
     settings = SETTINGS | {"window": (0.0, 1.0), "min_tokens": 0}  # the grids are small, and steps are few
     handle = apply_toma(model, preset, **settings)
-    steps = 6 if PRESETS[preset].reuse is not None else 1
+    steps = 6 if PRESETS[preset].skip is not None else 1
     handle.begin(steps)
     for step in range(steps):
         handle.step(step)
         output = family.call(model)
     assert output.isfinite().all()
-    _, reused = handle.summary().steps
-    assert reused or not torch.equal(output, before)
+    _, predicted = handle.summary().steps
+    assert predicted or not torch.equal(output, before)
 
 
 class TestSizeAwareAttention:

@@ -8,12 +8,12 @@ from tiny import STRIDED, output_of, with_sample
 from tiny_today import TODAY
 from torch import nn
 
-from toma_diffusion import Reuse, apply_toma, remove_toma
+from toma_diffusion import Skip, apply_toma, remove_toma
 from toma_diffusion.api import graphs_obstacle
 
 BY_NAME = {family.name: family for family in TODAY}
 SCHEDULE = {"select_every": 2, "reweigh_every": 2}
-"""Two actions, to compile less: every step selects or reuses."""
+"""Two actions, to compile less: every step selects, or uses the last selection."""
 UNTRACEABLE = ("z-image", "qwen-image-21")
 """Merged or not, they read values of tensors in a call, or make tensors in a way that torch cannot follow."""
 
@@ -102,10 +102,10 @@ def test_where_torch_cannot_trace_a_whole_call(family):
     ],
     ids=named,
 )
-def test_reuse_over_time(family, settings):
+def test_skipped_steps(family, settings):
     """Alone and together with merging, by block."""
     models = [family.build(**family.shallow) for _ in range(2)]
-    every_step = {"select_every": 1, "reweigh_every": 1, "reuse": Reuse(start=0)}
+    every_step = {"select_every": 1, "reweigh_every": 1, "skip": Skip(computed=(0, 2))}
     handles = [apply_toma(model, **STRIDED | every_step | settings) for model in models]
     compile_blocks(models[0], fullgraph=True, backend="eager")
 

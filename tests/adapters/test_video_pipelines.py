@@ -7,13 +7,13 @@ from observe import attention_lengths, our_hooks, state_of
 from tiny import SETTINGS
 from tiny_video_pipelines import PIPELINES, generate, h3_pipeline, hunyuan15_pipeline, pipeline, wan_pipeline
 
-from toma_diffusion import Action, Reuse, apply_toma, remove_toma, toma_enabled
+from toma_diffusion import Action, Skip, ToMAConfig, apply_toma, remove_toma, toma_enabled
 
 TOKENS = 64
 
 
 class Calls:
-    """For every call of the denoisers: which it is, its step, whether it merged, and whether it reused."""
+    """For every call of the denoisers: which it is, its step, and whether it merged."""
 
     def __init__(self, *models):
         self.seen = []
@@ -24,7 +24,7 @@ class Calls:
 
     def note(self, model, number):
         state = state_of(model)
-        self.seen.append((number, state._last_tick.step, state.active, state.reusing))
+        self.seen.append((number, state._last_tick.step, state.active))
 
     def end(self):
         for hook in self.hooks:
@@ -64,14 +64,14 @@ class TestPipelines:
         shared = "2 parts of guidance choose together" if in_one_batch else "passes over one sample share a plan"
         assert any(shared in guidance for guidance in found)
 
-    def test_the_default_reuses(self, name):
+    def test_the_default_skips(self, name):
         pipe = pipeline(name)
         whole = generate(pipe, steps=8)
         handle = apply_toma(pipe)
         assert generate(pipe, steps=8).isfinite().all()
-        computed, reused = handle.summary().steps
-        assert computed + reused == 8
-        assert reused >= 2
+        computed, predicted = handle.summary().steps
+        assert computed + predicted == 8
+        assert predicted >= 2
         handle.remove()
         assert torch.equal(generate(pipe, steps=8), whole)
 
@@ -135,24 +135,6 @@ class TestTwoDenoisers:
             not torch.allclose(one, other, atol=1e-4) for index, one in enumerate(outputs) for other in outputs[:index]
         )
 
-    def test_each_reuses_its_own_steps(self, pipe):
-        """The second computes its first step, whatever the schedule says: it remembers nothing yet."""
-        handle = apply_toma(pipe, ratio=0, scope="stage", reuse=Reuse(computed=(0, 2)))
-        calls = Calls(*handle.models)
-        for _ in range(2):  # the second generation begins anew
-            calls.seen.clear()
-            generate(pipe, steps=6)
-            found = calls.of(0, 1, 3)
-            takes_over = next(step for number, step, _ in found if number == 1)
-            assert 0 < takes_over < 6
-            expected = [step not in (0, 2, takes_over) for step in range(6)]
-            assert [reused for _, _, reused in found] == expected
-        summary = handle.summary()
-        computed = [step for step in range(6) if not expected[step]]
-        first = sum(step < takes_over for step in computed)
-        assert summary.steps == (first, takes_over - first)
-        assert summary.others[0].steps == (len(computed) - first, 6 - takes_over - len(computed) + first)
-
     def test_a_time_for_every_token(self):
         """TI2V: steps are read from the scheduler, and the first frame stays whole."""
         pipe = wan_pipeline(expand_timesteps=True)
@@ -187,19 +169,16 @@ class TestHunyuanVideo15:
         assert len(state._plans) == len(state.slots)
 
     @pytest.mark.parametrize("image", [False, True], ids=["text", "image"])
-    def test_both_passes_reuse_their_own(self, image):
+    def test_both_passes_are_predicted_from_their_own(self, image):
         pipe = hunyuan15_pipeline(image)
         whole = generate(pipe)
-        handle = apply_toma(pipe, ratio=0, scope="stage", reuse=Reuse(computed=(0, 2), order=0))
+        handle = apply_toma(pipe, ToMAConfig(ratio=0, skip=Skip(computed=(0, 2))))
         calls = Calls(pipe.transformer)
-        reused = generate(pipe)
+        predicted = generate(pipe)
         calls.end()
-        passes = [(step, reuses) for _, step, _, reuses in calls.seen]
-        assert passes[::2] == passes[1::2] == [(0, False), (1, True), (2, False), (3, True)]
+        assert [step for _, step, _ in calls.seen] == [0, 0, 2, 2]
         assert handle.summary().steps == (2, 2)
-        first, second = (memory.parts[0].recall()[0] for memory in state_of(pipe.transformer)._memories.values())
-        assert not torch.equal(first, second)
-        assert not torch.equal(reused, whole)
+        assert not torch.equal(predicted, whole)
         handle.remove()
         assert torch.equal(generate(pipe), whole)
 

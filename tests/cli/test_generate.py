@@ -60,11 +60,12 @@ def test_the_default_says_what_it_left_whole(tmp_path):
     assert read_settings(tmp_path / "image.png")["method"] == "balanced"
 
 
-def test_the_default_says_what_it_reused(tmp_path):
+def test_the_default_says_what_it_skipped(tmp_path):
     result = invoke("--steps", "8", "--output", str(tmp_path / "image.png"))
     assert result.exit_code == 0, result.output
-    assert "computed 6 steps, reused 2: reused are the changes of everything below the first level" in result.output
-    assert " s with reuse over time, 2 of 8 steps" in result.output
+    assert "6 of 8 steps were computed (0, 1, " in result.output
+    assert "2 skipped and predicted" in result.output
+    assert " s with 2 of 8 steps skipped" in result.output
     assert "note" not in result.output
 
 

@@ -24,8 +24,8 @@ from toma_diffusion.tuned import ClipSize, Tuned
 
 STEPS = 4
 MERGING = "toma-stage 0.5, num_regions=4"
-SPEEDS = {"2 steps": 2.0, MERGING: 1.5, "reuse, period=2, start=0.25": 1.2}
-METHODS = "steps:50%,toma-stage:num_regions=4@0.5,reuse:period=2;start=0.25,deepcache:interval=2"
+SPEEDS = {"2 steps": 2.0, MERGING: 1.5, "fast, computed=3": 1.2}
+METHODS = "steps:50%,toma-stage:num_regions=4@0.5,fast:computed=3,deepcache:interval=2"
 SMALL = ("--size", f"{SIZE[0]}x{SIZE[1]}", "--frames", str(FRAMES), "--steps", str(STEPS))
 
 

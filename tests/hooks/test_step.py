@@ -33,7 +33,7 @@ class Referable(SimpleNamespace):
 
 
 def pipeline(steps: int, **scheduler) -> Referable:
-    return Referable(scheduler=SimpleNamespace(timesteps=torch.arange(steps), **scheduler))
+    return Referable(scheduler=Referable(timesteps=torch.arange(steps), **scheduler))
 
 
 class TestByIdentity:
@@ -282,7 +282,7 @@ class Runner:
 
     def __init__(self, steps: int, num_timesteps: int | None = None) -> None:
         self.unet = MODEL
-        self.scheduler = SimpleNamespace(timesteps=torch.arange(steps))
+        self.scheduler = Referable(timesteps=torch.arange(steps))
         if num_timesteps is not None:
             self.num_timesteps = num_timesteps
 
@@ -335,7 +335,7 @@ class Pipeline:
     def __init__(self, steps: int) -> None:
         self.transformer = MODEL
         self.num_timesteps = steps
-        self.scheduler = SimpleNamespace(timesteps=torch.arange(steps))
+        self.scheduler = Referable(timesteps=torch.arange(steps))
 
     def __call__(self, counter: StepCounter, passes: list, begin: int = 0) -> list[Tick]:
         self.scheduler.timesteps = torch.arange(self.num_timesteps)

@@ -70,11 +70,11 @@ def test_generate(name, tmp_path):
 
 
 @needs("qwen-image")
-def test_the_default_of_generate_reuses(tmp_path):
+def test_the_default_of_generate_skips(tmp_path):
     size = ("--width", 128, "--height", 128)
     result = invoke("generate", "qwen-image", "a shoe", *size, "--steps", 8, "--output", tmp_path / "shoe.png")
     assert result.exit_code == 0, result.output
-    assert "computed 6 steps, reused 2" in result.output
+    assert "6 of 8 steps were computed" in result.output
 
 
 @pytest.fixture
@@ -85,14 +85,14 @@ def prompts(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in ("z-image", "chroma") if name in PIPELINES])
 def test_eval(name, prompts, tmp_path):
-    methods = ("--methods", "toma-stage:num_regions=4,reuse", "--ratios", 0.5, "--metrics", "psnr")
+    methods = ("--methods", "toma-stage:num_regions=4,fast:computed=3", "--ratios", 0.5, "--metrics", "psnr")
     few = ("--prompts", prompts, "--size", 128, "--steps", 4)
     result = invoke("eval", name, *few, *methods, "--output", tmp_path / "run")
     assert result.exit_code == 0, result.output
     with (tmp_path / "run" / "table.csv").open(newline="") as file:
         psnr = {row["method"]: row["psnr"] for row in csv.DictReader(file)}
-    assert list(psnr) == ["baseline", "noise floor", "toma-stage", "reuse"]
-    assert all(10 < float(psnr[method]) < float(psnr["noise floor"]) for method in ("toma-stage", "reuse"))
+    assert list(psnr) == ["baseline", "noise floor", "toma-stage", "fast"]
+    assert all(10 < float(psnr[method]) < float(psnr["noise floor"]) for method in ("toma-stage", "fast"))
 
 
 @needs("z-image")

@@ -250,4 +250,5 @@ def test_what_it_keeps_is_counted() -> None:
     run(pipe, **arguments)
     down, middle = outputs[-1]
     kept = sum(each.nbytes for each in (*down, middle))
-    assert handle.summary().memory_bytes == kept + 2 * 4 * 16 * 16 * 4
+    of_denoiser = 2 * 4 * 16 * 16 * 4  # both halves of guidance
+    assert handle.summary().memory_bytes == kept + 2 * of_denoiser  # the outputs of two computed steps

@@ -12,10 +12,10 @@ from tiny_video import chosen
 from torch import Tensor, nn
 
 from toma_diffusion import apply_toma
-from toma_diffusion.config import Learned, Weights
+from toma_diffusion.config import Learned, LearnedSteps, Weights
 
 WEIGHTS = Weights(outputs=(0.7, -0.4), sample=0.3, last_sample=-0.2)
-LEARNED = Learned(num_steps=3, scheduler="", guidance=None, weights={2: (WEIGHTS,)})
+STEPS = LearnedSteps(computed=(0, 1), weights={2: (WEIGHTS,)})
 (LTX2,) = chosen("ltx2")
 
 
@@ -32,7 +32,9 @@ def weighted(outputs: tuple[Tensor, Tensor], samples: tuple[Tensor, Tensor]) -> 
 def predicted(build: Callable[[], nn.Module], inputs: Callable[..., dict[str, Any]], **more: Any) -> list[Any]:
     """What three steps return, of which the last is skipped."""
     model = build()
-    handle = apply_toma(model, only_skip(0, 1, learned=LEARNED))
+    name = type(model).__name__
+    learned = Learned(model_class=name, num_steps=3, scheduler="", guidance=None, steps=(STEPS,))
+    handle = apply_toma(model, only_skip(0, 1, learned=learned))
     handle.begin(3)
     outputs = []
     for step in range(3):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from toma_diffusion_demo import loading, model_folder
 from toma_diffusion_demo.loading import WEIGHTS, FrameAutoencoder, load_transformer, wan_pipeline
 
-from toma_diffusion import Reuse, ToMAConfig, UsageError, apply_toma
+from toma_diffusion import Skip, ToMAConfig, UsageError, apply_toma
 from toma_diffusion.bench import models as bench_models
 from toma_diffusion.pipelines.checkpoints import open_pipeline
 from toma_diffusion.pipelines.clips import ClipRequest, generate_clip
@@ -414,8 +414,8 @@ class TestMerging:
         assert [torch.equal(*pair) for pair in zip(plain, merged, strict=True)] == [True, True, False, False]
         assert all(torch.equal(*pair) for pair in zip(plain, latents_after_each_step(), strict=True))
 
-    def test_every_second_step_is_reused(self, opened):
-        with apply_toma(opened, ToMAConfig(ratio=0.0, reuse=Reuse(period=2, start=0.0))) as handle:
+    def test_every_second_step_is_skipped(self, opened):
+        with apply_toma(opened, ToMAConfig(ratio=0.0, skip=Skip(computed=0.5))) as handle:
             clip_of(opened, num_inference_steps=4)
             assert handle.summary().steps == (2, 2)
             clip_of(opened, num_inference_steps=6)
