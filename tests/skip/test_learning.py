@@ -17,16 +17,18 @@ STEPS = 12
 GUIDANCE = 3.0
 
 
-class Mixture(nn.Module):
-    """A real denoiser whose answer is known: the data are a mixture of Gaussians around patterns, which prompts weigh.
+class Known(nn.Module):
+    """A real denoiser whose answer is known: data are Gaussian around what a prompt says, each value with a spread of
+    its own.
 
-    It predicts noise − image, as flow models do, from the sample and σ.
+    It predicts noise − image, as flow models do, from the sample and 1000 · σ.
     """
 
     def __init__(self) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(1)
         self.patterns = nn.Parameter(torch.randn(5, 4, 8, 8, generator=generator))
+        self.spread = nn.Parameter(torch.rand(4, 8, 8, generator=generator) * 1.5 + 0.1)
         self.calls = 0
 
     def forward(
@@ -34,13 +36,10 @@ class Mixture(nn.Module):
     ) -> tuple[Tensor]:
         self.calls += 1
         sigma = float(timestep) / 1000
-        kept, variance = 1 - sigma, (1 - sigma) ** 2 * 0.25 + sigma**2
-        means = kept * self.patterns
-        distances = (hidden_states[:, None] - means).square().flatten(2).sum(2) / (2 * variance)
-        shares = torch.softmax(encoder_hidden_states - distances * 0.02, dim=1)
-        images = self.patterns + kept * 0.25 / variance * (hidden_states[:, None] - means)
-        image = (shares[:, :, None, None, None] * images).sum(1)
-        return ((hidden_states - kept * image) / max(sigma, 1e-3) - image,)
+        kept, variance = 1 - sigma, self.spread**2
+        mean = torch.einsum("bk,kchw->bchw", encoder_hidden_states, self.patterns)
+        image = mean + kept * variance / (kept**2 * variance + sigma**2) * (hidden_states - kept * mean)
+        return ((hidden_states - kept * image) / sigma - image,)
 
 
 def generate(
@@ -67,8 +66,8 @@ def calls(model: nn.Module, handle: ToMAHandle, count: int = 5, steps: int = STE
     return [lambda seed=seed: generate(model, handle, 100 + seed, steps) for seed in range(count)]  # type: ignore[misc]
 
 
-def skipping(computed: int | tuple[int, ...] = 6, **fields: object) -> tuple[Mixture, ToMAHandle]:
-    model = Mixture()
+def skipping(computed: int | tuple[int, ...] = 6, **fields: object) -> tuple[Known, ToMAHandle]:
+    model = Known()
     return model, apply_toma(model, ToMAConfig(ratio=0, skip=Skip(computed=computed, **fields)))
 
 
@@ -89,7 +88,7 @@ def test_what_was_learned_is_closer_on_other_generations(minutes: float) -> None
     before = distance(model, handle)
     learned = handle.learn(calls(model, handle), computed=6, minutes=minutes, on_progress=lambda progress: None)
     assert distance(model, handle) < 0.8 * before
-    assert (learned.num_steps, learned.counts, learned.model_class) == (STEPS, (6,), "Mixture")
+    assert (learned.num_steps, learned.counts, learned.model_class) == (STEPS, (6,), "Known")
     assert learned.steps[0].distance < learned.steps[0].distance_before
     assert handle.summary().config.skip.learned == learned
 
@@ -245,7 +244,7 @@ class TestFile:
         return tmp_path / "learned.json"
 
     def test_another_number_of_steps_and_another_scheduler_are_refused(self, path) -> None:
-        model = Mixture()
+        model = Known()
         handle = apply_toma(model, "fast", computed=6, learned=path)
         with pytest.raises(UsageError, match="number of steps 9, not 12"):
             generate(model, handle, 0, 9)
@@ -253,19 +252,19 @@ class TestFile:
             generate(model, handle, 0, scheduler_class=EulerDiscreteScheduler)
 
     def test_another_model_is_refused(self, path) -> None:
-        class Other(Mixture):
+        class Other(Known):
             pass
 
         model = Other()
         handle = apply_toma(model, "fast", computed=6, learned=path)
-        with pytest.raises(UsageError, match="model 'Other', not 'Mixture'"):
+        with pytest.raises(UsageError, match="model 'Other', not 'Known'"):
             generate(model, handle, 0)
 
     def test_another_number_of_computed_steps_is_refused_at_once(self, path) -> None:
         with pytest.raises(UsageError, match="nothing was learned for 7 computed steps of 12, but for 6"):
-            apply_toma(Mixture(), "fast", computed=7, learned=path)
+            apply_toma(Known(), "fast", computed=7, learned=path)
         with pytest.raises(UsageError, match=r"computed=\(0, 1\).*nothing was learned for 2|nothing was learned for 2"):
-            apply_toma(Mixture(), "fast", computed=(0, 1), learned=path)
+            apply_toma(Known(), "fast", computed=(0, 1), learned=path)
 
     @pytest.mark.parametrize(
         ("text", "message"),
