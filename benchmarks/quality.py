@@ -223,7 +223,7 @@ def of_cache_dit(at: Conditions) -> list[str]:
     taylor = "calibrator=taylorseer;taylorseer_order=1"
     masks = ("medium", "fast", "ultra")
     return [
-        *(f"{cache};R={threshold}" for threshold in (0.1, 0.2, 0.35)),
+        *(f"{cache};R={threshold}" for threshold in (0.1, 0.2, 0.35, 0.6)),
         *(f"{cache};R={threshold};{taylor};max_continuous_cached_steps=3" for threshold in (0.2, 0.35)),
         *(f"{cache};R=0.35;calibrator={name}" for name in ("foca", "dmd")),
         *(f"cache-dit:F=1;B=0;steps_mask={mask};steps_computation_policy=static" for mask in masks),
