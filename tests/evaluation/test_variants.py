@@ -107,7 +107,7 @@ class TestSpecs:
 
     def test_ratios_that_a_method_cannot_have(self):
         assert VariantSpec.parse("todo+steps:4").impossible([0.5, 0.75]) == ["todo cannot have ratio 0.5."]
-        (reason,) = VariantSpec.parse("toma-stage:period=2").impossible([0.5, 0.75])
+        (reason,) = VariantSpec.parse("toma-stage:computed=8").impossible([0.5, 0.75])
         assert "here 0.5. Set it there: toma-stage:ratio=0.75." in reason
         assert VariantSpec.parse("steps:4").impossible([0.5]) == []
 

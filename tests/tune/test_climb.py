@@ -65,6 +65,14 @@ def test_what_skips_nothing_has_no_neighbours():
     assert moved(*opened("balanced", steps=4), 4) == []  # it merges there
 
 
+def test_moves_begin_with_the_steps_that_were_computed():
+    """By the noise levels of the scheduler, which only a generation knows."""
+    (few,) = opened("fast:computed=3")
+    computed = (0, 4, 6)
+    assert list_of(few) != computed
+    assert [list_of(other) for other in moved(few, STEPS, computed)] == list(moved_steps(computed, STEPS))
+
+
 @pytest.fixture
 def work(tmp_path):
     """A search in which every schedule of five steps was measured before: the further from `BEST`, the worse."""
@@ -77,7 +85,7 @@ def work(tmp_path):
             computed = list_of(variant)
             lpips = 0.01 * (1 + sum(abs(one - other) for one, other in zip(computed, best, strict=True)))
             for item in plan.items:
-                folder.write_measurement(variant, item, Measurement(1.0, 1.6, 30.0, lpips))
+                folder.write_measurement(variant, item, Measurement(1.0, 1.6, 30.0, lpips, computed=computed))
         return _Work(folder, Meter(folder, None, MetricSet()), PartialState(cpu=True), SearchBar(None))
 
     return make

@@ -62,6 +62,16 @@ def test_the_original_runs_between_the_two(pipe, meter):
     assert steps[first:] == [2, 2, 3, 3, 3, 1]
 
 
+def test_it_is_noted_which_steps_were_computed(pipe, meter):
+    measuring = meter()
+    item = measuring.folder.plan.items[0]
+    found = candidates(pipe, "fast:computed=2", "steps:2")
+    measuring.measure((item, found))
+    skipping, fewer = (measuring.folder.measurement(each, item).computed for each in found)
+    assert skipping in ((0, 1), (0, 2))
+    assert fewer is None
+
+
 def test_a_candidate_that_fails_does_not_stop_the_others(pipe, meter, monkeypatch):
     measuring = meter()
     item, (broken, sound) = measuring.folder.plan.items[0], candidates(pipe, "steps:2", "steps:1")

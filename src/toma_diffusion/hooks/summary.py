@@ -71,6 +71,8 @@ class Summary:
     """Which steps are skipped, and how they are predicted, line by line. Empty if none is."""
     steps: tuple[int, int]
     """How many steps of the last generation were computed, and how many predicted."""
+    computed: tuple[int, ...] | None
+    """Which steps of the last generation were to be computed, if others were skipped; None: all."""
     plan_bytes: int
     """Memory held by the plans."""
     memory_bytes: int
@@ -171,6 +173,7 @@ def summarize(state: MergeState, records: Iterable[BlockRecord], outermost: Oute
         guidance=state.guidance,
         skip=() if outermost is None else outermost.lines(),
         steps=(0, 0) if outermost is None else outermost.counts,
+        computed=state.computed,
         plan_bytes=state.num_bytes,
         memory_bytes=0 if outermost is None else outermost.num_bytes,
         multiplications=whole,

@@ -11,7 +11,6 @@ from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import Variant
 from toma_diffusion.methods import named_config
 from toma_diffusion.pipelines.generation import ImageRequest
-from toma_diffusion.skip.schedule import computed_steps
 from toma_diffusion.tune.setting import in_sentences
 
 MOST_STEPS = 200
@@ -82,7 +81,7 @@ class Choice:
 
 def count_computed(config: Config, steps: int) -> int:
     """How many of so many steps are computed."""
-    return steps if config.skip is None else len(computed_steps(config.skip, steps))
+    return steps if config.skip is None else config.skip.count(steps)
 
 
 def request_of(prompt: str | None, seed: float | None, steps: float | None, guidance: float | None) -> ImageRequest:

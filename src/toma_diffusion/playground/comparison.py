@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from time import perf_counter
@@ -20,7 +20,6 @@ from toma_diffusion.metrics import Sample
 from toma_diffusion.pipelines.generation import ImageRequest, generate_image
 from toma_diffusion.playground.choice import Choice
 from toma_diffusion.playground.models import Models
-from toma_diffusion.skip.schedule import computed_steps
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -88,8 +87,7 @@ class Comparer:
         report("loading the model", 0.0)
         pipe = self.models.pipe(model)
         with apply_toma(pipe, choice.method, **choice.overrides) as handle:  # raises now if it is not possible
-            steps = steps_of(handle.summary().config, request.steps)
-        merges = MERGED in steps
+            merges = MERGED in steps_of(handle.summary().config, request.steps)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             found = self._record(pipe, request, choice, report) if maps and merges else []
@@ -107,7 +105,7 @@ class Comparer:
             accelerated=accelerated,
             is_original_new=is_new,
             scores=self._scores(request, original, accelerated),
-            steps=steps,
+            steps=steps_of(summary.config, request.steps, summary.computed),
             maps=tuple(found),
             summary=str(summary),
             notes=tuple(dict.fromkeys((*notes, *(f"Not measured: {each}" for each in self.models.metrics.missing)))),
@@ -153,13 +151,12 @@ class Comparer:
         return {metric.name: metric.score(sample) for metric in self.models.metrics.image}
 
 
-def steps_of(config: Config, num_steps: int) -> tuple[str, ...]:
-    """What each of so many steps is."""
+def steps_of(config: Config, num_steps: int, computed: Sequence[int] | None = None) -> tuple[str, ...]:
+    """What each of so many steps is, if those are computed; None: all."""
     schedule = Schedule.from_config(config)
-    computed = range(num_steps) if config.skip is None else computed_steps(config.skip, num_steps)
 
     def kind(step: int) -> str:
-        if step not in computed:
+        if computed is not None and step not in computed:
             return SKIPPED
         return MERGED if config.ratio > 0 and schedule.action(step, num_steps) is not None else COMPUTED
 

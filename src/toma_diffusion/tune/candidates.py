@@ -19,7 +19,6 @@ from toma_diffusion.errors import UsageError
 from toma_diffusion.evaluation.plan import Variant
 from toma_diffusion.evaluation.variants import VariantSpec, variants_of
 from toma_diffusion.experiments.parsing import parse_value
-from toma_diffusion.skip.schedule import computed_steps
 from toma_diffusion.tune.folder import TuneFolder, of_this_version, read_json, write_json
 from toma_diffusion.tune.sensitivity import SensitivityMap
 from toma_diffusion.tune.setting import merges, skips
@@ -169,16 +168,20 @@ def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Can
     return Candidates(tuple(found.values()), tuple(left_out))
 
 
-def done_by(variant: Variant, steps: int) -> str:
+def done_by(variant: Variant, steps: int, computed: tuple[int, ...] | None = None) -> str:
     """What a candidate does in a run of so many steps: two that compute the same ones are one. Raises `UsageError` if
-    nothing becomes faster."""
+    nothing becomes faster.
+
+    Args:
+        computed: the steps that it computed, if they are known: noise levels decide it, unless they are listed.
+    """
     config, left = variant.config, variant.steps_of(steps)
     if config is not None:
         if not merges(variant, left) and not skips(variant, left):
             raise UsageError(f"nothing is merged or skipped in a generation of {left} steps.")
         if config.skip is not None:
-            computed = computed_steps(config.skip, left)
-            config = replace(config, skip=replace(config.skip, computed=computed, fewest=1, min_steps=1))
+            given = config.skip.computed if isinstance(config.skip.computed, tuple) else config.skip.count(left)
+            config = replace(config, skip=replace(config.skip, computed=computed or given, fewest=1, min_steps=1))
     settings = "" if config is None else f"{type(config).__name__} {config.to_json()}"
     return f"{settings} {variant.name if config is None else ''} {[each.text for each in variant.shortcuts]}"
 

@@ -43,6 +43,12 @@ class Measurement:
     """Why there is no image, if so. The candidate is then left out."""
     flicker: float | None = None
     """Of a clip."""
+    computed: tuple[int, ...] | None = None
+    """Which steps were computed, if others were skipped: the noise levels of the scheduler decide it."""
+
+    def __post_init__(self) -> None:
+        if self.computed is not None:
+            object.__setattr__(self, "computed", tuple(self.computed))  # a list in files
 
     @classmethod
     def failed(cls, reason: str) -> Measurement:

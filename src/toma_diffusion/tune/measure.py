@@ -50,6 +50,8 @@ class Meter:
     """What the clips of an image-to-video pipeline begin with."""
     _ready: dict[Variant, Variant] = field(default_factory=dict)
     """Candidates that were run before in this process, fitted to the model where they must be."""
+    _computed: dict[Variant, tuple[int, ...] | None] = field(default_factory=dict)
+    """Which steps candidates computed that were run in this process, if they skipped others."""
 
     def measure(self, turn: Turn) -> float:
         """Measure and save one turn: the first candidate, the original, the second candidate. Returns the seconds of
@@ -91,6 +93,7 @@ class Meter:
             started = perf_counter()
             (made,) = generate(self.pipe, [request])
             seconds = perf_counter() - started
+            self._computed[variant] = None if handle is None else handle.summary().computed
             return made if isinstance(made, Clip) else made.convert("RGB"), seconds
 
     def _short(self, request: ImageRequest) -> ImageRequest:
@@ -138,6 +141,7 @@ class Meter:
             scores["psnr"],
             scores.get("lpips"),
             flicker=scores.get("flicker"),
+            computed=self._computed[variant],
         )
         self.folder.write_measurement(variant, item, measurement)
 

@@ -12,19 +12,20 @@ REPLACED = ("computed", "fewest", "learned")
 """Fields of `Skip` that another list of computed steps takes the place of."""
 
 
-def moved(variant: Variant, steps: int) -> list[Variant]:
+def moved(variant: Variant, steps: int, computed: tuple[int, ...] | None = None) -> list[Variant]:
     """All candidates that differ from this one in one computed step, by one place; none if it skips nothing.
 
     Args:
         steps: of the run.
+        computed: the steps that it computed, if they are known: noise levels decide it, unless they are listed.
     """
     config, left = variant.config, variant.steps_of(steps)
     if config is None or config.skip is None:
         return []
     kept = [name for name in variant.overrides if name not in REPLACED]
     return [
-        replace(variant, config=config.changed({"computed": computed}), overrides=(*kept, "computed"))
-        for computed in moved_steps(computed_steps(config.skip, left), left)
+        replace(variant, config=config.changed({"computed": other}), overrides=(*kept, "computed"))
+        for other in moved_steps(computed or computed_steps(config.skip, left), left)
     ]
 
 

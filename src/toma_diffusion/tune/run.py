@@ -163,11 +163,12 @@ class _Work:
         original. Returns what `search` does: the closest schedule has taken the place of the candidate."""
         steps, climbs = self.folder.plan.steps, self.folder.plan.size.climbs
         best = next((variant for variant in ranked(figures, goal) if moved(variant, steps)), None)
-        tried = {done_by(variant, steps) for variant in seen}
+        tried = {done_by(variant, steps, self._computed(variant, seen)) for variant in seen}
         for number in range(climbs):
             if best is None:  # nothing skips steps
                 break
-            near = [variant for variant in moved(best, steps) if done_by(variant, steps) not in tried]
+            others = moved(best, steps, self._computed(best, seen))
+            near = [variant for variant in others if done_by(variant, steps) not in tried]
             tried |= {done_by(variant, steps) for variant in near}
             found, measured = self.search(near, CLOSEST, climbs - number - 1, f"steps moved, round {number + 1}")
             seen |= measured
@@ -177,6 +178,11 @@ class _Work:
             figures = {each: figures[each] for each in figures if each != best} | {closest: found[closest]}
             best = closest
         return figures, seen
+
+    def _computed(self, variant: Variant, seen: Seen) -> tuple[int, ...] | None:
+        """The steps that a candidate computed, if it skipped others."""
+        measured = self.folder.measurement(variant, seen[variant][0])
+        return None if measured is None else measured.computed
 
     def _not_made(self, sensitivity: SensitivityMap | None, grid: Grid | None) -> list[str]:
         """Why kinds of candidates are missing that others have."""

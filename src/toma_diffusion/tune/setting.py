@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from toma_diffusion.config import Config
+from toma_diffusion.config import Config, Skip
 from toma_diffusion.evaluation.plan import BASELINE, Variant
 from toma_diffusion.experiments.shortcuts import shortcut_from_dict
 from toma_diffusion.methods import method_of
@@ -79,7 +79,7 @@ def merges(variant: Variant, steps: int) -> bool:
 def skips(variant: Variant, steps: int) -> bool:
     """Whether any of so many steps is skipped."""
     skip = None if variant.config is None else variant.config.skip
-    return skip is not None and len(computed_steps(skip, steps)) < steps
+    return skip is not None and skip.count(steps) < steps
 
 
 def in_sentences(variant: Variant, steps: int) -> list[str]:
@@ -89,12 +89,19 @@ def in_sentences(variant: Variant, steps: int) -> list[str]:
     if config is not None and merges(variant, left):
         sentences += [_sentence(line) for line in _merging(config)]
     if config is not None and config.skip is not None and skips(variant, left):
-        computed = computed_steps(config.skip, left)
-        sentences.append(f"{len(computed)} of {left} steps are computed: {', '.join(map(str, computed))}, from 0.")
+        sentences.append(_computed(config.skip, left))
         weights = "" if config.skip.learned is None else ", with weights that were learned on the model"
         sentences.append(f"In the others the model does not run: its output is predicted{weights}.")
     sentences += [shortcut.sentence(steps) for shortcut in variant.shortcuts]
     return sentences or ["Nothing is changed: the model as it is."]
+
+
+def _computed(skip: Skip, steps: int) -> str:
+    """Which of so many steps are computed."""
+    count = f"{skip.count(steps)} of {steps} steps are computed"
+    if skip.learned is None and not isinstance(skip.computed, tuple):
+        return f"{count}, spread by the noise levels of the scheduler."
+    return f"{count}: {', '.join(map(str, computed_steps(skip, steps)))}, from 0."
 
 
 def _merging(config: Config) -> list[str]:
