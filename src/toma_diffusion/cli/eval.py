@@ -37,7 +37,7 @@ def evaluate_command(
     methods: Annotated[
         str,
         typer.Option(
-            help="As in toma bench: fast,fast:computed=10,toma-stage:scale=inf,tomesd,tofu,todo. Fewer steps: steps:14. "
+            help="As in toma bench: fast:computed=10,toma-stage:scale=inf,tomesd,tofu,todo. Fewer steps: steps:14. "
             "Caches: first-block-cache:threshold=0.1, taylorseer:cache_interval=3, magcache:threshold=0.06, and for "
             "UNets deepcache:interval=3. Together: toma-stage+steps:14. Default: " + METHODS
         ),
