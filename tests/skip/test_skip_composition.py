@@ -192,6 +192,24 @@ class TestOffAndOn:
             assert all(equal(generate(family, model, handle, 4), expected))
 
 
+def test_a_skipped_step_has_no_gradient() -> None:
+    """It says so; switched off, gradients are those of the original."""
+    model, inputs = FLUX.build(), FLUX.inputs()
+    inputs["hidden_states"].requires_grad_()
+    handle = apply_toma(model, only_skip(0))
+    handle.begin(2)
+    handle.step(0)
+    model(**inputs).sample.sum().backward()
+    gradient = inputs["hidden_states"].grad.clone()
+    handle.step(1)
+    with pytest.raises(RuntimeError, match=r"no gradient: run under torch\.no_grad\(\), or switch handle\.enabled off"):
+        model(**inputs)
+    handle.enabled = False
+    inputs["hidden_states"].grad = None
+    model(**inputs).sample.sum().backward()
+    assert torch.equal(inputs["hidden_states"].grad, gradient)
+
+
 class TestWithMerging:
     @pytest.mark.parametrize("family", [SD15, FLUX], ids=named)
     @pytest.mark.parametrize("scope", ["module", "stage"])
