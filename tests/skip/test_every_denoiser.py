@@ -28,7 +28,8 @@ def same(ours: Any, theirs: Any) -> bool:
 def called(entry: Entry, model: torch.nn.Module, seed: int, **more: Any) -> Any:
     inputs = entry.inputs(torch.Generator().manual_seed(seed))
     torch.manual_seed(seed)
-    with torch.no_grad():
+    # WanAnimate2 compiles its attention, which takes ten seconds.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         return model(**inputs, **more)
 
 
