@@ -270,7 +270,9 @@ class ToMAHandle:
         found = [root.outermost for root in self._roots().values()]
         skippers = [each for each in found if isinstance(each, Skipper)]
         if not skippers:
-            raise UsageError("no steps are skipped, so there is nothing to learn: call apply_toma with a preset that does.")
+            raise UsageError(
+                "no steps are skipped, so there is nothing to learn: call apply_toma with a preset that does."
+            )
         return skippers
 
     def _calls(self, generations: Sequence[Any], call: Mapping[str, Any]) -> list[Callable[[], Any]]:

@@ -43,7 +43,11 @@ class Known(nn.Module):
 
 
 def generate(
-    model: nn.Module, handle: ToMAHandle, seed: int, steps: int = STEPS, scheduler_class: type = FlowMatchEulerDiscreteScheduler
+    model: nn.Module,
+    handle: ToMAHandle,
+    seed: int,
+    steps: int = STEPS,
+    scheduler_class: type = FlowMatchEulerDiscreteScheduler,
 ) -> Tensor:
     """A loop of one's own with two passes over every step."""
     generator = torch.Generator().manual_seed(seed)
@@ -143,7 +147,9 @@ def test_what_is_not_closer_is_refused_and_changes_nothing() -> None:
     model, handle = skipping(6)
     before, config = generate(model, handle, 0), handle.summary().config
     with pytest.raises(UsageError, match="not closer on the last generation.*6 computed steps.*Nothing was changed"):
-        handle.learn(calls(model, handle), computed=6, distance=lambda one, other: 1.0, on_progress=lambda progress: None)
+        handle.learn(
+            calls(model, handle), computed=6, distance=lambda one, other: 1.0, on_progress=lambda progress: None
+        )
     assert torch.equal(generate(model, handle, 0), before)
     assert handle.summary().config == config
 

@@ -136,7 +136,7 @@ def learn_command(
     console.print(_table(learned, "LPIPS" if lpips_weights else "difference of pixels"))
     console.print(
         f"Wrote {output}. Use it: apply_toma(pipe, computed={learned.counts[0]}, learned={str(output)!r}), or toma "
-        f"generate --preset \"balanced:computed={learned.counts[0]};learned={output}\" --steps {steps}.",
+        f'generate --preset "balanced:computed={learned.counts[0]};learned={output}" --steps {steps}.',
         highlight=False,
         soft_wrap=True,
     )

@@ -38,7 +38,8 @@ class LearnedSteps:
 
     computed: tuple[int, ...]
     weights: Mapping[int, tuple[Weights, ...]] = field(hash=False)
-    """By the skipped step: those of every pass over it, such as the two halves of guidance."""
+    """By the skipped step: those of every pass over it, such as the two halves of guidance. Also by computed steps that
+    come after skipped ones: with their own output first, they take back what was predicted wrong."""
     distance: float | None = None
     """How far a generation that nothing was learned from is from the same one with all steps computed."""
     distance_before: float | None = None
@@ -100,10 +101,10 @@ class Learned:
         object.__setattr__(self, "steps", steps)
         for each in steps:
             skipped = set(range(self.num_steps)) - set(each.computed)
-            if not skipped or skipped != set(each.weights):
+            if not skipped or skipped != set(each.weights) - set(each.computed):
                 raise UsageError(
                     f"computed={each.computed!r} skips steps {sorted(skipped)} of {self.num_steps}, but there are "
-                    f"weights for {sorted(each.weights)}: {LEARN_AGAIN}."
+                    f"weights for {sorted(set(each.weights) - set(each.computed))}: {LEARN_AGAIN}."
                 )
 
     @property

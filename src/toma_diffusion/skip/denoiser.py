@@ -149,8 +149,7 @@ class Skipper(Front):
             output = run(*args, **kwargs)
         finally:
             self.state.tick = None
-        self.end(call, output)
-        return output
+        return self.end(call, output)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Call | None, Any]:
         """Before a call. Returns None and the predicted output if the denoiser need not run."""
@@ -226,17 +225,17 @@ class Skipper(Front):
         """Which steps are computed, and how the others are predicted, for `summary()`."""
         return describe(self.skip, self.generation, self.counts, self.num_bytes)
 
-    def end(self, call: _Call, output: Any) -> None:
-        """After the denoiser has run."""
+    def end(self, call: _Call, output: Any) -> Any:
+        """After the denoiser has run. Returns its output, corrected if that was learned."""
         tick, key, seen = call.tick, call.key, call.seen
         if key is None or not self.state.enabled:
-            return
+            return output
         self._last_computed = tick.step
         self._count(tick.step, self._computed_steps)
         if self.recorder is not None:
             self.recorder.note(self.model, tick, seen, output)
         if self.generation.computed is None:
-            return  # nothing will be predicted
+            return output  # nothing will be predicted
         history = self._histories.get(key)
         if history is None or history.shapes != seen.shapes:
             history = self._histories[key] = History(seen.shapes)
@@ -247,6 +246,8 @@ class Skipper(Front):
         else:
             depth, keeps_sample = learned.depth, learned.needs_last_sample
         history.keep(tick.step, output, seen, depth, keeps_sample)
+        weights = self._learned_weights(tick, history)
+        return output if weights is None else history.predict(weights, seen)
 
     def _begin_generation(self, tick: Tick) -> None:
         recorder, running = self.recorder, running_pipeline(self.model)
@@ -304,15 +305,19 @@ class Skipper(Front):
 
     def _weights(self, tick: Tick, history: History) -> Sequence[Weights]:
         """For the passes that make up the batch."""
-        learned, computed = self.generation.learned, self.generation.computed or ()
-        if learned is not None and tick.step in learned.weights:
-            first = tick.ordinal * tick.parts
-            weights = learned.weights[tick.step][first : first + tick.parts]
-            depth = max((len(each.outputs) for each in weights), default=0)
-            expected = tuple(each for each in reversed(computed) if each < tick.step)[:depth]
-            if len(weights) == tick.parts and history.steps[:depth] == expected:
-                return weights
-        return [prior.predicted(self.generation.levels, history.steps, tick.step)]
+        weights = self._learned_weights(tick, history)
+        return [prior.predicted(self.generation.levels, history.steps, tick.step)] if weights is None else weights
+
+    def _learned_weights(self, tick: Tick, history: History) -> Sequence[Weights] | None:
+        """None if none were learned for this step, or if other steps than planned were computed before."""
+        learned = self.generation.learned
+        if learned is None or tick.step not in learned.weights:
+            return None
+        first = tick.ordinal * tick.parts
+        weights = learned.weights[tick.step][first : first + tick.parts]
+        depth = max((len(each.outputs) for each in weights), default=0)
+        expected = tuple(each for each in reversed(learned.computed) if each <= tick.step)[:depth]
+        return weights if len(weights) == tick.parts and history.steps[:depth] == expected else None
 
     def _put_before(self, pipeline: Any) -> None:
         net = controlnet.put_before(pipeline, self)
@@ -343,11 +348,11 @@ class EndCall(Hook):
     skipper: Skipper
     call: _Call
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """After the denoiser has run."""
         remove_hooks(module, lambda hook: hook is self)
         self.skipper.state.tick = None
-        self.skipper.end(self.call, output)
+        return self.skipper.end(self.call, output)
 
 
 @dataclass(eq=False)

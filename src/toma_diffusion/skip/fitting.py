@@ -21,6 +21,7 @@ from toma_diffusion.skip.recording import Trajectory
 
 DEPTH = 3
 """So many outputs are used."""
+DEPTH_OF_CORRECTIONS = 2
 SHRINK = 0.01
 """How strongly weights are kept to those that are not learned."""
 NEARLY_EXACT = 1e-4
@@ -118,28 +119,49 @@ class Fit:
             vectors = Vectors(self._named("teacher", self.teachers) | self._named("student", students))
             kind = "student"
         found: dict[int, tuple[Weights, ...]] = {}
-        for index, start in enumerate(computed):
-            end = computed[index + 1] if index + 1 < len(computed) else self.num_steps
-            if end == start + 1:
-                continue
-            denoisers = self.teachers[0].denoisers
-            history = [each for each in reversed(computed[: index + 1]) if denoisers[each] == denoisers[start]][:depth]
-            run = _Run(self, vectors, kind, history)
+        for start, end in self._runs(computed):
+            run = _Run(self, vectors, kind, self._history(computed, start)[:depth])
             for step in range(start + 1, end):
                 found[step] = run.fit(step, shrink)
         return found
+
+    def corrections(
+        self, computed: Sequence[int], students: Sequence[Trajectory], shrink: float
+    ) -> dict[int, tuple[Weights, ...]]:
+        """The weights of computed steps that come after skipped ones.
+
+        Their outputs show how wrong the predicted ones were. What is added to them takes that back, as far as it shows:
+        in generations that really skipped steps a network also follows a sample that has drifted.
+        """
+        vectors = Vectors(self._named("teacher", self.teachers) | self._named("student", students))
+        found = {}
+        for start, end in self._runs(computed):
+            history = self._history(computed, end)[:DEPTH_OF_CORRECTIONS]
+            if start + 1 < end < self.num_steps and start in history:
+                found[end] = _Run(self, vectors, "student", history).correct(shrink)
+        return found
+
+    def _history(self, computed: Sequence[int], step: int) -> list[int]:
+        """The computed steps of the same denoiser up to this one, the latest first."""
+        denoisers = self.teachers[0].denoisers
+        return [each for each in reversed(computed) if each <= step and denoisers[each] == denoisers[step]]
+
+    def _runs(self, computed: Sequence[int]) -> list[tuple[int, int]]:
+        """Every computed step, with the next one."""
+        return list(zip(computed, (*computed[1:], self.num_steps), strict=True))
 
     def error(self, computed: Sequence[int], weights: Mapping[int, tuple[Weights, ...]] | None) -> float:
         """How far the samples after runs of skipped steps are from the teachers', in all, with these weights or the
         prior's. Every run begins with a sample of the teachers."""
         total = 0.0
-        for index, start in enumerate(computed):
-            end = computed[index + 1] if index + 1 < len(computed) else self.num_steps
-            run = _Run(self, self.vectors, "teacher", list(reversed(computed[: index + 1])))
+        for start, end in self._runs(computed):
+            if end == start + 1:
+                continue
+            run = _Run(self, self.vectors, "teacher", self._history(computed, start))
             for step in range(start + 1, end):
                 run.follow(step, [self.prior(run.history, step)] * self.passes if weights is None else weights[step])
             size = self.vectors.energy(self.vectors["teacher", "x", min(end, self.num_steps - 1)])
-            total += self.vectors.energy(run.samples_off[end]) / size if end > start + 1 else 0.0
+            total += self.vectors.energy(run.samples_off[end]) / size
         return total
 
     def _named(self, kind: str, trajectories: Sequence[Trajectory]) -> dict[tuple, list[Tensor]]:
@@ -170,7 +192,14 @@ class Fit:
 
 
 class _Run:
-    """A run of skipped steps: how far its samples and outputs are from those of the teachers."""
+    """A computed step and the skipped ones after it: how far samples and outputs are from those of the teachers.
+
+    Args:
+        of: what is fitted.
+        vectors: of the generations.
+        kind: those that the run goes through: of the teachers, or of students.
+        history: the last computed steps, the latest first.
+    """
 
     def __init__(self, of: Fit, vectors: Vectors, kind: str, history: Sequence[int]) -> None:
         self.of, self.vectors, self.history, self.start = of, vectors, history, history[0]
@@ -187,9 +216,15 @@ class _Run:
 
     def fit(self, step: int, shrink: float) -> tuple[Weights, ...]:
         """The weights of the next step of the run, which must be the one after the last."""
-        vectors, passes = self.vectors, range(self.of.passes)
         base = self.of.prior(self.history, step)
-        sample = self._predict(step, [base] * self.of.passes)
+        return self._fitted(step, base, self._predict(step, [base] * self.of.passes), shrink)
+
+    def correct(self, shrink: float) -> tuple[Weights, ...]:
+        """The weights of the computed step that the run begins with, its own output first."""
+        return self._fitted(self.start, Weights(), self.begun, shrink)
+
+    def _fitted(self, step: int, base: Weights, sample: Tensor, shrink: float) -> tuple[Weights, ...]:
+        vectors, passes = self.vectors, range(self.of.passes)
         # What may be added to the prediction of one pass, or of all of them: the sample.
         terms = [((number,), change) for number in passes for change in _changes(self.outputs[number])]
         terms.append((tuple(passes), sample))

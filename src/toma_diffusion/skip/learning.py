@@ -34,6 +34,7 @@ GROWTHS = (1.0, 4.0, 16.0)
 """How much more an error at the end may count than one at the beginning: guesses for lists of steps."""
 STRENGTHS = (SHRINK, 10 * SHRINK, 100 * SHRINK)
 """How strongly weights may be kept to those that are not learned."""
+STRENGTHS_OF_CORRECTIONS = (0.5, 0.1)
 HOPELESS = 1.3
 """A try that is so many times farther on its first generations is not continued."""
 SAME = 1e-6
@@ -119,7 +120,9 @@ class Learning:
             return prior.predicted(levels, history, step)
 
         self.fit = Fit(teachers[:-1], weights_of)
-        lists = {count: self._with_required(computed_steps(Skip(computed=count), num_steps, levels)) for count in counts}
+        lists = {
+            count: self._with_required(computed_steps(Skip(computed=count), num_steps, levels)) for count in counts
+        }
         closed = {count: Found(computed, self.fit.weights(computed)) for count, computed in lists.items()}
         found = dict(closed)
         if self.seconds > 0:
@@ -277,6 +280,10 @@ class Learning:
 
     def _near(self, best: Found, lists: Sequence[tuple[int, ...]], tried: set[tuple[int, ...]]) -> Iterator[Found]:
         """Other weights for the same steps, fitted to generations that really skipped them; then other steps."""
+        predicted = {step: each for step, each in best.weights.items() if step not in best.computed}
+        for strength in STRENGTHS_OF_CORRECTIONS:
+            corrections = self.fit.corrections(best.computed, best.students, strength)
+            yield Found(best.computed, predicted | corrections)
         for strength in STRENGTHS:
             yield Found(best.computed, self.fit.weights(best.computed, best.students, shrink=strength))
         for computed in [*lists, *_moved(best.computed, self.fit.num_steps, self.teachers[0].required)]:
@@ -308,9 +315,7 @@ class Learning:
         before = self._distance(index, self._measure(index, skip, None))
         for each in candidates:
             now = self._distance(index, self._measure(index, Skip(computed=each.computed), each.weights))
-            checked = LearnedSteps(
-                computed=each.computed, weights=each.weights, distance=now, distance_before=before
-            )
+            checked = LearnedSteps(computed=each.computed, weights=each.weights, distance=now, distance_before=before)
             if now < before:
                 break
         return checked
