@@ -136,9 +136,10 @@ class Fit:
         vectors = Vectors(self._named("teacher", self.teachers) | self._named("student", students))
         found = {}
         for start, end in self._runs(computed):
-            history = self._history(computed, end)[:DEPTH_OF_CORRECTIONS]
-            if start + 1 < end < self.num_steps and start in history:
-                found[end] = _Run(self, vectors, "student", history).correct(shrink)
+            if start + 1 < end < self.num_steps:
+                history = self._history(computed, end)[:DEPTH_OF_CORRECTIONS]
+                if start in history:
+                    found[end] = _Run(self, vectors, "student", history).correct(shrink)
         return found
 
     def _history(self, computed: Sequence[int], step: int) -> list[int]:
