@@ -150,10 +150,10 @@ class ToMAHandle:
                 is called with seeds 0, 1, …; or functions that generate, each the same whenever it is called:
                 `lambda: pipe(prompt, generator=torch.Generator("cpu").manual_seed(7))`.
             computed: numbers of computed steps, or shares of the steps. Default: those of the presets and its own.
-            minutes: how long to go on after that: other weights and other steps are tried on whole generations, and what
-                is closer to the originals is kept.
-            distance: how far what two calls returned is apart, for example LPIPS. It gets two lists of tensors: pictures
-                as [height, width, 3] of bytes. Default: the root of the mean square of the difference.
+            minutes: how long to go on after that: other weights, corrections and other steps are tried on whole
+                generations, and what is closer to the originals is kept.
+            distance: how far what two calls returned is apart, for example LPIPS. It gets two lists of tensors:
+                pictures as [height, width, 3] of bytes. Default: the root of the mean square of the difference.
             folder: keeps what was found, so that the same call goes on where it was killed. Delete it afterwards.
             on_progress: is told where it is. Default: a progress bar.
             call: further arguments of the pipeline, if prompts were passed: `num_inference_steps=20`.
@@ -296,7 +296,7 @@ class ToMAHandle:
 
     def _wanted(self, computed: int | float | Sequence[int | float] | None) -> list[Skip]:
         if computed is not None:
-            given = computed if isinstance(computed, (list, tuple)) else [computed]
+            given: list[int | float] = list(computed) if isinstance(computed, Sequence) else [computed]
             return [Skip(computed=each) for each in given]
         presets = [preset.skip for preset in PRESETS.values() if preset.skip is not None]
         return [*presets, replace(self._skippers()[0].skip, learned=None)]

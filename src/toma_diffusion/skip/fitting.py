@@ -1,17 +1,19 @@
 """Fits the weights of skipped steps on generations that were recorded.
 
-A generation is a chain: from the sample of a step and the outputs of its passes, the solver makes the sample of the next
-one. That is linear, and its coefficients are read off the recorded generations. So the error that a sample has at the
-end of a run of skipped steps is linear in their weights. Each skipped step in turn gets the weights that leave the least
-error after it: they also take back what the steps before it did wrong. Every pass of guidance has weights of its own:
-what guidance adds changes in another way than what it is added to (docs/skip.md). Everything is computed from the inner
-products of samples and outputs alone.
+A generation is a chain: from the sample of a step and the outputs of its passes, the solver makes the sample of the
+next one. That is linear, and its coefficients are read off the recorded generations. So the error that a sample has at
+the end of a run of skipped steps is linear in their weights. Each skipped step in turn gets the weights that leave the
+least error after it: they also take back what the steps before it did wrong. A computed step that comes after skipped
+ones shows how wrong they were; weights of its own take that back. Every pass of guidance has weights of its own: what
+guidance adds changes in another way than what it is added to. Everything is computed from the inner products of samples
+and outputs alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -27,6 +29,8 @@ SHRINK = 0.01
 NEARLY_EXACT = 1e-4
 """A solver that leaves more than this share of a sample's change unexplained also looks at the step before."""
 
+Name = tuple[str, str | int, int]
+"""Of a vector: of which kind of generation, the sample `"x"` or the output of a pass by its number, and the step."""
 Prior = Callable[[Sequence[int], int], Weights]
 """The weights of a step that was not learned, from the last computed steps, the latest first, and that step."""
 
@@ -34,17 +38,17 @@ Prior = Callable[[Sequence[int], int], Weights]
 class Vectors:
     """Recorded vectors, by name, and their inner products. A linear combination of them is a vector of coefficients."""
 
-    def __init__(self, named: Mapping[tuple, Sequence[Tensor]]) -> None:
+    def __init__(self, named: Mapping[Name, Sequence[Tensor]]) -> None:
         self.index = {name: index for index, name in enumerate(named)}
         rows = torch.stack([torch.cat(list(each)) for each in named.values()]).double()
         self.products = rows @ rows.T
 
-    def __getitem__(self, name: tuple) -> Tensor:
+    def __getitem__(self, name: Name) -> Tensor:
         unit = torch.zeros(len(self.index), dtype=torch.float64)
         unit[self.index[name]] = 1
         return unit
 
-    def __contains__(self, name: tuple) -> bool:
+    def __contains__(self, name: Name) -> bool:
         return name in self.index
 
     @property
@@ -58,7 +62,8 @@ class Vectors:
         gram = matrix @ self.products @ matrix.T
         wanted = matrix @ self.products @ target
         scale = gram.diagonal().clamp_min(1e-30)
-        return torch.linalg.solve(gram + torch.diag(scale * (shrink + 1e-9)), wanted).tolist()
+        solved: list[float] = torch.linalg.solve(gram + torch.diag(scale * (shrink + 1e-9)), wanted).tolist()
+        return solved
 
     def energy(self, vector: Tensor) -> float:
         """The squared length."""
@@ -74,10 +79,10 @@ class Solver:
 
     def next(self, samples: Sequence[Tensor], outputs: Sequence[Sequence[Tensor]]) -> Tensor:
         """Samples and outputs of this step, and of the one before if it needs them."""
-        total = sum(weight * each for weight, each in zip(self.samples, samples, strict=False))
+        terms = list(zip(self.samples, samples, strict=False))
         for weights, passes in zip(self.outputs, outputs, strict=False):
-            total = total + sum(weight * each for weight, each in zip(weights, passes, strict=True))
-        return total
+            terms += zip(weights, passes, strict=True)
+        return torch.stack([weight * each for weight, each in terms]).sum(0)
 
 
 class Fit:
@@ -165,8 +170,8 @@ class Fit:
             total += self.vectors.energy(run.samples_off[end]) / size
         return total
 
-    def _named(self, kind: str, trajectories: Sequence[Trajectory]) -> dict[tuple, list[Tensor]]:
-        named: dict[tuple, list[Tensor]] = {}
+    def _named(self, kind: str, trajectories: Sequence[Trajectory]) -> dict[Name, list[Tensor]]:
+        named: dict[Name, list[Tensor]] = {}
         for step in range(trajectories[0].num_steps):
             named[kind, "x", step] = [each.samples[step] for each in trajectories]
             for number in range(trajectories[0].passes):
@@ -206,7 +211,8 @@ class _Run:
         self.of, self.vectors, self.history, self.start = of, vectors, history, history[0]
         self.begun = vectors[kind, "x", self.start]
         self.outputs = [[vectors[kind, number, each] for each in history] for number in range(of.passes)]
-        self.samples_off, self.outputs_off = {}, {}
+        self.samples_off: dict[int, Tensor] = {}
+        self.outputs_off: dict[int, list[Tensor]] = {}
         for step in (self.start - 1, self.start):
             if step >= 0:
                 self.samples_off[step] = vectors[kind, "x", step] - vectors["teacher", "x", step]
@@ -227,7 +233,9 @@ class _Run:
     def _fitted(self, step: int, base: Weights, sample: Tensor, shrink: float) -> tuple[Weights, ...]:
         vectors, passes = self.vectors, range(self.of.passes)
         # What may be added to the prediction of one pass, or of all of them: the sample.
-        terms = [((number,), change) for number in passes for change in _changes(self.outputs[number])]
+        terms: list[tuple[tuple[int, ...], Tensor]] = [
+            ((number,), change) for number in passes for change in _changes(self.outputs[number])
+        ]
         terms.append((tuple(passes), sample))
         of_solver = self.of.solvers[step].outputs[0]
         effects = [sum(of_solver[number] for number in numbers) * term for numbers, term in terms]
@@ -269,7 +277,7 @@ def _changes(outputs: Sequence[Tensor]) -> list[Tensor]:
     changes, row = [], list(outputs)
     while row:
         changes.append(row[0])
-        row = [one - other for one, other in zip(row, row[1:], strict=False)]
+        row = [one - other for one, other in pairwise(row)]
     return changes
 
 
@@ -319,7 +327,7 @@ class Places:
     def best(self, count: int, growth: float) -> tuple[int, ...]:
         """The steps to compute. An error at the end counts `growth` times as much as one at the beginning."""
         end = self.num_steps
-        cost = {(None, 0): (0.0, (0,))}
+        cost: dict[tuple[int | None, int], tuple[float, tuple[int, ...]]] = {(None, 0): (0.0, (0,))}
         for number in range(1, count):
             better: dict[tuple[int | None, int], tuple[float, tuple[int, ...]]] = {}
             for (before, last), (total, steps) in cost.items():

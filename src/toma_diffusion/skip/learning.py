@@ -1,9 +1,9 @@
 """Learns, on a user's own model, which steps to compute and how to predict the others.
 
 Some generations are made whole and recorded. From all but the last of them weights are fitted in closed form. With time
-left, whole generations are made with other weights and other lists of steps, and what is closer to the recorded ones is
-kept. At the end the last generation, which nothing was learned from, decides: what is not closer there than a generation
-with nothing learned is not kept.
+left, whole generations are made with other weights, with corrections of computed steps and with other lists of steps,
+and what is closer to the recorded ones is kept. At the end the last generation, which nothing was learned from, says
+whether it is closer there than with nothing learned. If not, it is refused.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class Learning:
         found = dict(closed)
         if self.seconds > 0:
             found = self._search(closed)
-        kept, refused = [], []
+        kept: list[LearnedSteps] = []
+        refused: list[LearnedSteps] = []
         for count in counts:
             own = [found[count]] if found[count].computed == closed[count].computed else [found[count], closed[count]]
             checked = self._check(own, Skip(computed=lists[count]))
@@ -146,7 +147,8 @@ class Learning:
 
     @staticmethod
     def _is_better(steps: LearnedSteps) -> bool:
-        assert steps.distance is not None and steps.distance_before is not None
+        assert steps.distance is not None
+        assert steps.distance_before is not None
         return steps.distance < steps.distance_before
 
     def _with_required(self, computed: tuple[int, ...]) -> tuple[int, ...]:

@@ -37,8 +37,8 @@ class Trajectory:
         """The generation is over, and its call has returned this."""
         if len(self.samples) != self.num_steps:
             raise UsageError(
-                f"{len(self.samples)} steps were noted of a generation of {self.num_steps}: learn from generations that "
-                "are not interrupted."
+                f"{len(self.samples)} steps were noted of a generation of {self.num_steps}: learn from generations "
+                "that are not interrupted."
             )
         counts = {len(outputs) for outputs in self.outputs.values()}
         if len(counts) != 1:
