@@ -2,6 +2,7 @@
 
     tune.json                             the settings, the machine and the versions
     map/<group>-<step>.json               how much an error in these blocks grows that is made in this step
+    learned.json                          which steps to compute and how to predict the others, as it was learned
     candidates.json                       all candidates, and why others were left out
     measured/<variant>/<item>.json        seconds, those of the original next to it, and the distances of one image
     images/<variant>/<item>.png           a clip as animated PNG
@@ -101,6 +102,11 @@ class TuneFolder(PlannedFolder[TunePlan]):
     def candidates_path(self) -> Path:
         """The list of candidates."""
         return self.path / "candidates.json"
+
+    @property
+    def learned_path(self) -> Path:
+        """What was learned of skipped steps."""
+        return self.path / "learned.json"
 
     @property
     def answer_path(self) -> Path:

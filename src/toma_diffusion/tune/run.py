@@ -24,6 +24,7 @@ from toma_diffusion.tune.candidates import (
 )
 from toma_diffusion.tune.folder import TuneFolder
 from toma_diffusion.tune.goal import Figures, Goal
+from toma_diffusion.tune.learned import learned_texts
 from toma_diffusion.tune.measure import ORIGINAL, Meter, turns_of
 from toma_diffusion.tune.moves import moved
 from toma_diffusion.tune.outcome import Outcome, Result
@@ -109,9 +110,7 @@ class _Work:
         steps = sampled_steps(plan.steps, size.map_steps)
         cells = [(index, step) for step in steps for index in range(len(groups))]
         (share,) = shares(self.state, [[cell for cell in cells if self.folder.growth(*cell) is None]])
-        expected = count_expected(self.meter.pipe, plan.methods, plan.budget, plan.steps, clips=plan.clips)
-        later = measurements_left(size, expected, 0, size.climbs)
-        with self.bar.stage("map of sensitivity", MAP_CELL * len(share), later) as advance:
+        with self.bar.stage("map of sensitivity", MAP_CELL * len(share), self._later()) as advance:
             if share:
                 self._announce(prober.original()[1])
             for index, step in share:
@@ -123,14 +122,22 @@ class _Work:
         names = tuple(name_of(prober.blocks, group) for group in groups)
         return SensitivityMap(tuple(groups), names, steps, plan.steps, growth)
 
+    def _later(self) -> float:
+        """The measurements of the whole search, about."""
+        plan = self.folder.plan
+        expected = count_expected(self.meter.pipe, plan.methods, plan.budget, plan.steps, clips=plan.clips)
+        return measurements_left(plan.size, expected, 0, plan.size.climbs)
+
     def candidates(self, sensitivity: SensitivityMap | None) -> Candidates:
         """Those of the folder. If there are none, the first process makes them."""
         plan = self.folder.plan
         if self.state.is_main_process and Candidates.read(self.folder) is None:
             grid = self.prober.grid if plan.clips and not plan.methods else None
-            texts = plan.methods or texts_of(plan.budget, sensitivity, grid)
+            texts, reasons = list(plan.methods), self._not_made(sensitivity, grid)
+            if not texts:
+                learned, why_not = learned_texts(self.meter, self.bar, self._later())
+                texts, reasons = [*learned, *texts_of(plan.budget, sensitivity, grid)], [*reasons, *why_not]
             found = open_candidates(self.meter.pipe, texts, plan.steps)
-            reasons = self._not_made(sensitivity, grid)
             replace(found, left_out=(*found.left_out, *reasons)).write(self.folder)
         self.prober.forget()
         self.state.wait_for_everyone()
