@@ -48,13 +48,16 @@ def generate(
     seed: int,
     steps: int = STEPS,
     scheduler_class: type = FlowMatchEulerDiscreteScheduler,
+    shift: float = 3.0,
 ) -> Tensor:
     """A loop of one's own with two passes over every step."""
     generator = torch.Generator().manual_seed(seed)
     sample = torch.randn(1, 4, 8, 8, generator=generator)
     prompt = torch.randn(1, 5, generator=generator)
     nothing = torch.zeros(1, 5)
-    scheduler = scheduler_class(shift=3.0) if scheduler_class is FlowMatchEulerDiscreteScheduler else scheduler_class()
+    scheduler = (
+        scheduler_class(shift=shift) if scheduler_class is FlowMatchEulerDiscreteScheduler else scheduler_class()
+    )
     scheduler.set_timesteps(steps)
     handle.begin(steps, scheduler)
     with torch.no_grad():
@@ -256,6 +259,13 @@ class TestFile:
             generate(model, handle, 0, 9)
         with pytest.raises(UsageError, match="scheduler 'EulerDiscreteScheduler', not 'FlowMatchEuler"):
             generate(model, handle, 0, scheduler_class=EulerDiscreteScheduler)
+
+    def test_other_noise_levels_are_refused(self, path) -> None:
+        model = Known()
+        handle = apply_toma(model, "fast", computed=6, learned=path)
+        generate(model, handle, 0, shift=3.05)
+        with pytest.raises(UsageError, match="other noise levels, because of the size of the picture"):
+            generate(model, handle, 0, shift=6.0)
 
     def test_another_model_is_refused(self, path) -> None:
         class Other(Known):

@@ -91,6 +91,9 @@ class Learned:
     """The name of its class."""
     guidance: float | None
     """The guidance scale; None if the pipeline has none that is known."""
+    angles: tuple[float, ...] = ()
+    """The noise levels of all steps, as in `skip/levels.py`: settings of the scheduler and the size of pictures may
+    change them. Empty: not known."""
     steps: tuple[LearnedSteps, ...] = field(default_factory=tuple)
     """For every number of computed steps that was learned, most first."""
 
@@ -99,6 +102,7 @@ class Learned:
         steps = tuple(sorted(given, key=lambda each: -each.count))
         object.__setattr__(self, "num_steps", check_integer("num_steps", self.num_steps, minimum=2))
         object.__setattr__(self, "steps", steps)
+        object.__setattr__(self, "angles", tuple(round(float(angle), 6) for angle in self.angles))
         for each in steps:
             skipped = set(range(self.num_steps)) - set(each.computed)
             if not skipped or skipped != set(each.weights) - set(each.computed):

@@ -29,6 +29,8 @@ from toma_diffusion.skip.history import History, Seen
 from toma_diffusion.skip.levels import Levels, read_levels
 from toma_diffusion.skip.schedule import computed_steps
 
+SAME_ANGLE = 0.02
+"""Noise levels that differ by less, in radians, are the same for weights that were learned."""
 NAMED = "cache_context"
 """How diffusers' pipelines name the passes over a step: `with transformer.cache_context("cond"):`."""
 
@@ -247,7 +249,8 @@ class Skipper(Front):
             depth, keeps_sample = learned.depth, learned.needs_last_sample
         history.keep(tick.step, output, seen, depth, keeps_sample)
         weights = self._learned_weights(tick, history)
-        return output if weights is None else history.predict(weights, seen)
+        has_gradient = torch.is_grad_enabled() and seen.sample.requires_grad
+        return output if weights is None or has_gradient else history.predict(weights, seen)
 
     def _begin_generation(self, tick: Tick) -> None:
         recorder, running = self.recorder, running_pipeline(self.model)
@@ -272,7 +275,7 @@ class Skipper(Front):
         learned = None
         guidance = None if running is None else running.guidance
         if skip.learned is not None and not teaches:
-            check_learned(skip.learned, type(self.model).__name__, num_steps, scheduler, guidance)
+            check_learned(skip.learned, type(self.model).__name__, num_steps, scheduler, guidance, levels)
             learned = skip.learned.of(skip.count(skip.learned.num_steps))
         computed = skip.computed if num_steps is None else computed_steps(skip, num_steps, levels)
         assert isinstance(computed, tuple)  # a share or a number was refused above
@@ -409,7 +412,12 @@ def _prediction(skip: Skip, generation: Generation) -> str:
 
 
 def check_learned(
-    learned: Learned, model_class: str, num_steps: int | None, scheduler: Any, guidance: float | None
+    learned: Learned,
+    model_class: str,
+    num_steps: int | None,
+    scheduler: Any,
+    guidance: float | None,
+    levels: Levels | None,
 ) -> None:
     """Raise `UsageError` if something was learned for another model, or for another kind of generation."""
     found = {
@@ -419,11 +427,20 @@ def check_learned(
         "guidance scale": (learned.guidance, learned.guidance if guidance is None else guidance),
     }
     differs = [f"{what} {now!r}, not {wanted!r}" for what, (wanted, now) in found.items() if now != wanted]
+    if not differs and levels is not None and not _are_near(levels.angles, learned.angles):
+        differs = ["other noise levels, because of the size of the picture or a setting of the scheduler"]
     if differs:
         raise UsageError(
             f"the weights of skipped steps were learned for other generations: this one has {' and '.join(differs)}. "
             "Generate as they were learned, or learn again with handle.learn or `toma learn`."
         )
+
+
+def _are_near(ones: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether noise levels are the same for our purpose. What is not known is."""
+    if not ones or not others:
+        return True
+    return all(abs(one - other) < SAME_ANGLE for one, other in zip(ones, others, strict=False))
 
 
 @cache

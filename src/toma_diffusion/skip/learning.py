@@ -142,6 +142,7 @@ class Learning:
             num_steps=self.teachers[0].num_steps,
             scheduler=about.scheduler,
             guidance=about.guidance,
+            angles=() if about.levels is None else about.levels.angles,
             steps=tuple(steps),
         )
 
@@ -414,6 +415,7 @@ class NextGenerations(Recorder):
             num_steps=num_steps,
             scheduler=about.scheduler,
             guidance=about.guidance,
+            angles=() if about.levels is None else about.levels.angles,
             steps=tuple(kept),
         )
         self.when_done(learned, refused)
