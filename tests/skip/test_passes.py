@@ -59,7 +59,7 @@ class Story:
         return found
 
 
-NAMED = pytest.mark.parametrize(("family", "named"), [(SD15, False), (FLUX, False), (FLUX, True)], ids=str)
+NAMED = pytest.mark.parametrize(("family", "named"), [(SD15, False), (FLUX, False), (FLUX, True)], ids=["sd15", "flux", "flux-named"])
 
 
 @NAMED
