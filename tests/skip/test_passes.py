@@ -59,7 +59,9 @@ class Story:
         return found
 
 
-NAMED = pytest.mark.parametrize(("family", "named"), [(SD15, False), (FLUX, False), (FLUX, True)], ids=["sd15", "flux", "flux-named"])
+NAMED = pytest.mark.parametrize(
+    ("family", "named"), [(SD15, False), (FLUX, False), (FLUX, True)], ids=["sd15", "flux", "flux-named"]
+)
 
 
 @NAMED

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from toma_diffusion.skip.learning import Distance
 
 STEPS = 20
+OFFERED = ("fast", "balanced", "faster")
 FIRST_SEED = 1000
 """Other commands begin with 0: what is learned from is not what is looked at later."""
 
@@ -71,7 +72,7 @@ def learn_command(
 
     from rich.console import Console
 
-    from toma_diffusion import apply_toma
+    from toma_diffusion import PRESETS, apply_toma
     from toma_diffusion.evaluation.prompts import load_prompts
     from toma_diffusion.experiments.parsing import Resolution
     from toma_diffusion.files import check_writable
@@ -134,12 +135,11 @@ def learn_command(
     handle.save(output)
     store.delete()
     console.print(_table(learned, "LPIPS" if lpips_weights else "difference of pixels"))
-    console.print(
-        f"Wrote {output}. Use it: apply_toma(pipe, computed={learned.counts[0]}, learned={str(output)!r}), or toma "
-        f'generate --preset "balanced:computed={learned.counts[0]};learned={output}" --steps {steps}.',
-        highlight=False,
-        soft_wrap=True,
+    named = next(
+        (name for name in OFFERED if (skip := PRESETS[name].skip) and skip.count(steps) in learned.counts), None
     )
+    setting = f'"{named}"' if named else f'"fast", computed={learned.counts[0]}'
+    console.print(f"Wrote {output}. Use it: apply_toma(pipe, {setting}, learned={str(output)!r})", highlight=False)
 
 
 def _counts(text: str) -> list[int] | None:

@@ -58,7 +58,7 @@ class FolderStore:
             name = differs[0]
             raise UsageError(
                 f"{str(folder)!r} belongs to another learning, with {name}={held.get(name)!r}, not "
-                f"{wanted.get(name)!r}: delete the folder, or name another one."
+                f"{wanted.get(name)!r}: delete the folder (`toma learn --fresh` does), or name another one."
             )
 
     def read(self, name: str) -> Any:
