@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,6 +22,7 @@ from toma_diffusion.files import replacing
 from toma_diffusion.hooks.compiler import compile_denoiser, undo_compile
 from toma_diffusion.hooks.root import RootHook, find_root
 from toma_diffusion.hooks.sites import Hook, remove_hooks
+from toma_diffusion.hooks.step import StepCounter
 from toma_diffusion.hooks.summary import Summary, summarize
 from toma_diffusion.skip.denoiser import Skipper
 
@@ -142,8 +145,8 @@ class ToMAHandle:
     ) -> Learned:
         """Learn on this model which steps to compute and how to predict the others, and use it from now on.
 
-        All generations are made whole, and weights are fitted to all but the last of them. The last one checks: what is
-        not closer there than with nothing learned is refused. Takes about the time of the generations and two more.
+        All generations are made whole, and weights are fitted to three quarters of them, at least two. The last ones
+        check: what is not closer there than with nothing learned is refused.
 
         Args:
             generations: at least 3; 6 is a good number. Prompts, for which the pipeline that was passed to `apply_toma`
@@ -154,7 +157,8 @@ class ToMAHandle:
                 generations, and what is closer to the originals is kept.
             distance: how far what two calls returned is apart, for example LPIPS. It gets two lists of tensors:
                 pictures as [height, width, 3] of bytes. Default: the root of the mean square of the difference.
-            folder: keeps what was found, so that the same call goes on where it was killed. Delete it afterwards.
+            folder: keeps generations and the best that was found, so that the same call goes on where it was killed;
+                the minutes begin anew. Delete it afterwards. Or an object with methods `read` and `write`.
             on_progress: is told where it is. Default: a progress bar.
             call: further arguments of the pipeline, if prompts were passed: `num_inference_steps=20`.
 
@@ -170,11 +174,14 @@ class ToMAHandle:
         skippers = self._skippers()
         calls = self._calls(generations, call)
         wanted = self._wanted(computed)
+        if not (isinstance(minutes, (int, float)) and 0 <= minutes < math.inf):
+            raise UsageError(f"minutes={minutes!r} is not allowed: it must be 0 or more, and finite.")
         settings = {
             "generations": [each if isinstance(each, str) else "a function" for each in generations],
             "computed": [str(each.computed) for each in wanted],
             "call": {name: str(value) for name, value in call.items()},
             "model": type(self.model).__name__,
+            "scheduler": str(getattr(self._steps.pipeline, "scheduler", "")),
         }
         store: Store = NoStore()
         if folder is not None:
@@ -192,7 +199,8 @@ class ToMAHandle:
             )
         if refused:
             warnings.warn(f"left as it was, because learning made it no closer: {worse}.", stacklevel=2)
-        self._use(learned)
+        only = wanted[0].count(learned.num_steps) if len(wanted) == 1 else None
+        self._use(learned, only, [each.count for each in refused])
         return learned
 
     def learn_from_next(self, count: int = 6, computed: int | float | Sequence[int | float] | None = None) -> None:
@@ -211,16 +219,21 @@ class ToMAHandle:
             raise UsageError(f"count={count!r} is not allowed: it must be a whole number of {FEWEST} or more.")
         skippers = self._skippers()
 
-        def when_done(learned: Learned, refused: list[int]) -> None:
-            if learned.steps:
-                self._use(learned)
-            for root in self._roots().values():
-                if learned.steps:
-                    root.state.notes.add(f"learned from {count} generations: {_counts(learned.counts)}")
-                if refused:
-                    root.state.notes.add(f"learning made it no closer, so it was left as it was: {_counts(refused)}")
+        reference, wanted = weakref.ref(self), self._wanted(computed)
 
-        recorder = NextGenerations(skippers, count, self._wanted(computed), when_done)
+        def when_done(learned: Learned | None, why: str) -> None:
+            handle = reference()
+            if handle is None:
+                return
+            notes = [f"nothing was learned: {why}"] if learned is None else []
+            if learned is not None:
+                handle._use(learned, wanted[0].count(learned.num_steps) if len(wanted) == 1 else None)
+                text = f"learned from {count} generations: {', '.join(map(str, learned.counts))} computed steps"
+                notes.append(f"{text}; {why}" if why else text)
+            for root in handle._roots().values():
+                root.state.notes.update(notes)
+
+        recorder = NextGenerations(skippers, count, wanted, when_done)
         for skipper in skippers:
             skipper.recorder = recorder
 
@@ -285,7 +298,7 @@ class ToMAHandle:
             return list(generations)
         if not all(isinstance(each, str) for each in generations):
             raise UsageError("generations must all be prompts, or all be functions.")
-        pipeline = next(iter(self._roots().values())).state.steps.pipeline
+        pipeline = self._steps.pipeline
         if pipeline is None:
             raise UsageError("prompts need a pipeline, and apply_toma got a model: pass functions that generate.")
 
@@ -297,21 +310,33 @@ class ToMAHandle:
     def _wanted(self, computed: int | float | Sequence[int | float] | None) -> list[Skip]:
         if computed is not None:
             given: list[int | float] = list(computed) if isinstance(computed, Sequence) else [computed]
+            if not given:
+                raise UsageError("computed=[] is empty: give numbers of computed steps, or leave it out.")
             return [Skip(computed=each) for each in given]
         presets = [preset.skip for preset in PRESETS.values() if preset.skip is not None]
         return [*presets, replace(self._skippers()[0].skip, learned=None)]
 
-    def _use(self, learned: Learned) -> None:
-        """Skip as it was learned, if that has as many computed steps."""
+    def _use(self, learned: Learned, count: int | None = None, refused: Collection[int] = ()) -> None:
+        """Skip as it was learned for so many computed steps, or for as many as before."""
         self._learned = learned
         for root, skipper in zip(self._roots().values(), self._skippers(), strict=True):
-            plain = replace(skipper.skip, learned=None)
-            count = plain.count(learned.num_steps)
-            if count in learned.counts:
-                if isinstance(plain.computed, tuple):
-                    plain = replace(plain, computed=count)
-                skipper.skip = replace(plain, learned=learned)
-                root.state.config = replace(root.state.config, skip=skipper.skip)
+            own = replace(skipper.skip, learned=None).count(learned.num_steps) if count is None else count
+            if own in refused:
+                continue
+            if own not in learned.counts:
+                numbers = " or ".join(map(str, learned.counts))
+                warnings.warn(
+                    f"{own} of {learned.num_steps} steps are computed, and what was learned is for {numbers}, so it is "
+                    f"not used yet: save it, and call apply_toma with computed={learned.counts[0]} and learned.",
+                    stacklevel=3,
+                )
+                continue
+            skipper.skip = replace(skipper.skip, computed=own, fewest=1, learned=learned)
+            root.state.config = replace(root.state.config, skip=skipper.skip)
+
+    @property
+    def _steps(self) -> StepCounter:
+        return next(iter(self._roots().values())).state.steps
 
     def _roots(self) -> dict[nn.Module, RootHook]:
         """Of the denoisers from which it was not removed."""
@@ -335,7 +360,3 @@ def progress_bar() -> Iterator[Callable[[Progress], None]]:
             bar.update(task, description=progress.text, completed=progress.generations, total=total)
 
         yield show
-
-
-def _counts(counts: Sequence[int]) -> str:
-    return f"{', '.join(map(str, counts))} computed steps"

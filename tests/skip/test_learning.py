@@ -180,6 +180,44 @@ def test_generations_must_be_the_same_when_they_are_made_again() -> None:
         handle.learn([lambda: generate(model, handle, next(seeds))] * 3, on_progress=lambda progress: None)
 
 
+def test_a_number_that_is_learned_alone_is_used() -> None:
+    model, handle = skipping(8)
+    handle.learn(calls(model, handle), computed=6, on_progress=lambda progress: None)
+    model.calls = 0
+    generate(model, handle, 0)
+    assert model.calls == 2 * 6
+
+
+def test_what_is_not_used_is_said() -> None:
+    model, handle = skipping(8)
+    with pytest.warns(UserWarning, match=r"8 of 12 steps are computed, and what was learned is for 6 or 5"):
+        handle.learn(calls(model, handle), computed=[6, 5], on_progress=lambda progress: None)
+
+
+def test_a_list_of_steps_is_what_learning_begins_with() -> None:
+    listed = (0, 1, 2, 5, 8, 11)
+    model, handle = skipping(listed)
+    learned = handle.learn(calls(model, handle), on_progress=lambda progress: None)
+    assert learned.of(6).computed == listed
+
+
+def test_passes_are_those_that_were_learned() -> None:
+    model, handle = skipping(6)
+    handle.learn(calls(model, handle), on_progress=lambda progress: None)
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    scheduler.set_timesteps(STEPS)
+    handle.begin(STEPS, scheduler)
+
+    @torch.no_grad()
+    def with_one_pass() -> None:
+        for step, timestep in enumerate(scheduler.timesteps):
+            handle.step(step)
+            model(torch.randn(1, 4, 8, 8), timestep, torch.zeros(1, 5))
+
+    with pytest.raises(UsageError, match="learned for 2 passes over a step, and this generation has 1"):
+        with_one_pass()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -189,6 +227,9 @@ def test_generations_must_be_the_same_when_they_are_made_again() -> None:
         ({"generations": [print] * 3, "height": 64}, "height cannot be passed on to functions"),
         ({"generations": [print] * 2}, "2 generations are too few"),
         ({"generations": [print] * 3}, "did not call the denoiser"),
+        ({"generations": [print] * 3, "computed": []}, r"computed=\[\] is empty"),
+        ({"generations": [print] * 3, "minutes": -1}, "minutes=-1 is not allowed"),
+        ({"generations": [print] * 3, "minutes": float("nan")}, "minutes=nan is not allowed"),
     ],
 )
 def test_wrong_arguments_say_what_to_do(arguments, message) -> None:
@@ -237,6 +278,46 @@ class TestNextGenerations:
         assert handle.summary().config.skip.learned is None
         generate(model, handle, 1, 9)
         assert handle.summary().config.skip.learned.num_steps == 9
+
+    def test_the_generation_in_progress_is_left_alone(self) -> None:
+        model, handle = skipping(6)
+        scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+        scheduler.set_timesteps(STEPS)
+        handle.begin(STEPS, scheduler)
+        with torch.no_grad():
+            for step, timestep in enumerate(scheduler.timesteps):
+                if step == 4:
+                    handle.learn_from_next(3)
+                handle.step(step)
+                model(torch.randn(1, 4, 8, 8), timestep, torch.zeros(1, 5))
+        for seed in range(3):
+            generate(model, handle, seed)
+        assert "learned from 3 generations" in str(handle.summary())
+
+    @pytest.mark.parametrize("last_of_both", [0, 7])
+    def test_guidance_that_ends_half_way_ends_learning_and_no_generation(self, last_of_both: int) -> None:
+        model, handle = skipping(6)
+        handle.learn_from_next(3)
+        scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+        for _ in range(2):
+            scheduler.set_timesteps(STEPS)
+            handle.begin(STEPS, scheduler)
+            with torch.no_grad():
+                for step, timestep in enumerate(scheduler.timesteps):
+                    handle.step(step)
+                    for prompt in (torch.zeros(1, 5), torch.ones(1, 5))[: 2 if step <= last_of_both else 1]:
+                        model(torch.randn(1, 4, 8, 8), timestep, prompt)
+        assert "nothing was learned" in str(handle.summary())
+        model.calls = 0
+        generate(model, handle, 0)
+        assert model.calls == 2 * 6
+
+    def test_as_many_computed_steps_as_there_are_end_learning_and_no_generation(self) -> None:
+        model, handle = skipping(6)
+        handle.learn_from_next(3, computed=STEPS)
+        for seed in range(3):
+            generate(model, handle, seed)
+        assert "nothing was learned: all 12 steps would be computed" in str(handle.summary())
 
     def test_too_few_are_refused(self) -> None:
         _, handle = skipping(6)
@@ -344,6 +425,14 @@ class TestResume:
         other, other_handle = skipping(6)
         fresh = other_handle.learn(calls(other, other_handle, 4), computed=6, on_progress=lambda progress: None)
         assert resumed == fresh
+
+    def test_a_folder_of_a_model_that_was_changed_is_refused(self, tmp_path) -> None:
+        model, handle = skipping(6)
+        handle.learn(calls(model, handle), computed=6, folder=tmp_path / "work", on_progress=lambda progress: None)
+        with torch.no_grad():
+            model.patterns.mul_(2)
+        with pytest.raises(UsageError, match="begin anew if the model was changed"):
+            handle.learn(calls(model, handle), computed=6, folder=tmp_path / "work", on_progress=lambda progress: None)
 
     def test_a_folder_of_other_settings_is_refused(self, tmp_path) -> None:
         model, handle = skipping(6)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from toma_diffusion.skip.learning import Distance
 
 STEPS = 20
-OFFERED = ("fast", "balanced", "faster")
 FIRST_SEED = 1000
 """Other commands begin with 0: what is learned from is not what is looked at later."""
 
@@ -42,7 +41,8 @@ def learn_command(
         str, typer.Option(help="How many steps are computed: 12,8,6. Default: as many as the presets compute.")
     ] = "",
     images: Annotated[
-        int, typer.Option(help="Generations to learn from. The last one is not learned from: it checks the others.")
+        int,
+        typer.Option(help="Generations to learn from. One of four is not learned from, but checks what was learned."),
     ] = 6,
     minutes: Annotated[
         float,
@@ -85,7 +85,7 @@ def learn_command(
 
     if images < FEWEST:
         raise UsageError(f"--images {images} are too few to learn from: give {FEWEST} or more.")
-    if not 0 <= minutes < float("inf"):
+    if not 0 <= minutes < float("inf"):  # handle.learn says the same, but only when a model is loaded
         raise UsageError(f"--minutes {minutes} is not allowed: give 0 or more.")
     counts = _counts(computed)
     where = find_device(device)
@@ -123,8 +123,8 @@ def learn_command(
     store = FolderStore(folder, settings)
     console = Console(markup=False)
     handle = apply_toma(pipe, "fast")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the table says what was refused
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
         learned = handle.learn(
             [lambda each=each: generate(pipe, [each]) for each in requests],  # type: ignore[misc]
             computed=counts,
@@ -132,12 +132,14 @@ def learn_command(
             distance=None if lpips_weights is None else _lpips(lpips_weights, where),
             folder=store,
         )
+    for warning in caught:
+        if "left as it was" in str(warning.message):  # what was refused
+            console.print(f"Note: {warning.message}", highlight=False, soft_wrap=True)
     handle.save(output)
     store.delete()
     console.print(_table(learned, "LPIPS" if lpips_weights else "difference of pixels"))
-    named = next(
-        (name for name in OFFERED if (skip := PRESETS[name].skip) and skip.count(steps) in learned.counts), None
-    )
+    presets = {name: preset.skip for name, preset in PRESETS.items() if preset.skip is not None}
+    named = next((name for name, skip in presets.items() if skip.count(steps) in learned.counts), None)
     setting = f'"{named}"' if named else f'"fast", computed={learned.counts[0]}'
     console.print(f"Wrote {output}. Use it: apply_toma(pipe, {setting}, learned={str(output)!r})", highlight=False)
 

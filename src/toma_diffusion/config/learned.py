@@ -91,6 +91,8 @@ class Learned:
     """The name of its class."""
     guidance: float | None
     """The guidance scale; None if the pipeline has none that is known."""
+    passes: int = 0
+    """Over a step, such as the halves of guidance. 0: not known."""
     angles: tuple[float, ...] = ()
     """The noise levels of all steps, as in `skip/levels.py`: settings of the scheduler and the size of pictures may
     change them. Empty: not known."""

@@ -118,6 +118,8 @@ class Skipper(Front):
         self.counts = (0, 0)
         """How many steps of the current or the last generation were computed, and in how many a pass was predicted."""
         self._histories: dict[Hashable, History] = {}
+        self._passes = 0
+        """Over the first step of the generation."""
         self._computed_steps: set[int] = set()
         self._predicted_steps: set[int] = set()
         self._step = -1
@@ -185,6 +187,7 @@ class Skipper(Front):
                 "a skipped step has no gradient: run under torch.no_grad(), or switch handle.enabled off."
             )
         state.tick = None
+        self._check_passes()
         self._count(tick.step, self._predicted_steps)
         predicted = history.predict(self._weights(tick, history), seen)
         if self.recorder is not None:
@@ -234,6 +237,8 @@ class Skipper(Front):
             return output
         self._last_computed = tick.step
         self._count(tick.step, self._computed_steps)
+        if tick.step == 0:
+            self._passes = max(self._passes, (tick.ordinal + 1) * tick.parts)
         if self.recorder is not None:
             self.recorder.note(self.model, tick, seen, output)
         if self.generation.computed is None:
@@ -243,10 +248,9 @@ class Skipper(Front):
             history = self._histories[key] = History(seen.shapes)
         history.conditioning = Identity(seen.conditioning)
         learned, levels = self.generation.learned, self.generation.levels
-        if learned is None:
-            depth, keeps_sample = prior.needs(levels)
-        else:
-            depth, keeps_sample = learned.depth, learned.needs_last_sample
+        depth, keeps_sample = prior.needs(levels)
+        if learned is not None:
+            depth, keeps_sample = max(depth, learned.depth), keeps_sample or learned.needs_last_sample
         history.keep(tick.step, output, seen, depth, keeps_sample)
         weights = self._learned_weights(tick, history)
         has_gradient = torch.is_grad_enabled() and seen.sample.requires_grad
@@ -321,6 +325,15 @@ class Skipper(Front):
         depth = max((len(each.outputs) for each in weights), default=0)
         expected = tuple(each for each in reversed(learned.computed) if each <= tick.step)[:depth]
         return weights if len(weights) == tick.parts and history.steps[:depth] == expected else None
+
+    def _check_passes(self) -> None:
+        learned = self.skip.learned
+        wanted = 0 if learned is None or self.generation.learned is None else learned.passes
+        if wanted and self._passes and self._passes != wanted:
+            raise UsageError(
+                f"the weights of skipped steps were learned for {wanted} passes over a step, and this generation has "
+                f"{self._passes}: guide it as it was learned, or learn again with handle.learn or `toma learn`."
+            )
 
     def _put_before(self, pipeline: Any) -> None:
         net = controlnet.put_before(pipeline, self)

@@ -29,6 +29,8 @@ SHRINK = 0.01
 NEARLY_EXACT = 1e-4
 """A solver that leaves more than this share of a sample's change unexplained also looks at the step before."""
 
+NOT_A_SAMPLE = 0.05
+"""If the last step leaves more than this share unexplained, what was returned is something else than a sample."""
 Name = tuple[str, str | int, int]
 """Of a vector: of which kind of generation, the sample `"x"` or the output of a pass by its number, and the step."""
 Prior = Callable[[Sequence[int], int], Weights]
@@ -97,18 +99,15 @@ class Fit:
         self.teachers, self.prior = teachers, prior
         self.num_steps, self.passes = teachers[0].num_steps, teachers[0].passes
         self.vectors = Vectors(self._named("teacher", teachers))
-        self.has_result = ("teacher", "x", self.num_steps) in self.vectors
-        self.solvers = [self._solver(step) for step in range(self.num_steps - (not self.has_result))]
-        if not self.has_result:
-            self.solvers.append(self.solvers[-1])
+        self.solvers = [each for step in range(self.num_steps - 1) if (each := self._solver(step)) is not None]
+        last = self._solver(self.num_steps - 1) if ("teacher", "x", self.num_steps) in self.vectors else None
+        self.solvers.append(last or self.solvers[-1])  # what returns pictures does not say what the last step made
 
     def weights(
         self,
         computed: Sequence[int],
-        students: Sequence[Trajectory] = (),
-        *,
+        students: Vectors | None = None,
         shrink: float = SHRINK,
-        depth: int = DEPTH,
     ) -> dict[int, tuple[Weights, ...]]:
         """The weights of all steps that are not computed, for every pass.
 
@@ -117,35 +116,40 @@ class Fit:
             students: the same generations with these skipped steps, if they were made: weights are then fitted to the
                 samples and outputs that such generations really have.
             shrink: how strongly weights are kept to the prior.
-            depth: how many outputs are used.
         """
-        vectors, kind = self.vectors, "teacher"
-        if students:
-            vectors = Vectors(self._named("teacher", self.teachers) | self._named("student", students))
-            kind = "student"
+        vectors, kind = (self.vectors, "teacher") if students is None else (students, "student")
         found: dict[int, tuple[Weights, ...]] = {}
         for start, end in self._runs(computed):
-            run = _Run(self, vectors, kind, self._history(computed, start)[:depth])
+            run = _Run(self, vectors, kind, self._history(computed, start)[:DEPTH])
             for step in range(start + 1, end):
                 found[step] = run.fit(step, shrink)
         return found
 
-    def corrections(
-        self, computed: Sequence[int], students: Sequence[Trajectory], shrink: float
-    ) -> dict[int, tuple[Weights, ...]]:
+    def with_students(self, students: Sequence[Trajectory]) -> Vectors:
+        """The vectors of generations that skipped steps too."""
+        return Vectors(self._named("teacher", self.teachers) | self._named("student", students))
+
+    def corrections(self, computed: Sequence[int], students: Vectors, shrink: float) -> dict[int, tuple[Weights, ...]]:
         """The weights of computed steps that come after skipped ones.
 
         Their outputs show how wrong the predicted ones were. What is added to them takes that back, as far as it shows:
         in generations that really skipped steps a network also follows a sample that has drifted.
         """
-        vectors = Vectors(self._named("teacher", self.teachers) | self._named("student", students))
         found = {}
         for start, end in self._runs(computed):
             if start + 1 < end < self.num_steps:
                 history = self._history(computed, end)[:DEPTH_OF_CORRECTIONS]
                 if start in history:
-                    found[end] = _Run(self, vectors, "student", history).correct(shrink)
+                    found[end] = _Run(self, students, "student", history).correct(shrink)
         return found
+
+    @property
+    def last_sample(self) -> Tensor:
+        """What the last step makes."""
+        steps = (self.num_steps - 1, self.num_steps - 2)
+        samples = [self.vectors["teacher", "x", step] for step in steps]
+        outputs = [[self.vectors["teacher", number, step] for number in range(self.passes)] for step in steps]
+        return self.solvers[-1].next(samples, outputs)
 
     def _history(self, computed: Sequence[int], step: int) -> list[int]:
         """The computed steps of the same denoiser up to this one, the latest first."""
@@ -181,8 +185,8 @@ class Fit:
             named[kind, "x", trajectories[0].num_steps] = results
         return named
 
-    def _solver(self, step: int) -> Solver:
-        """Read off the generations."""
+    def _solver(self, step: int) -> Solver | None:
+        """Read off the generations. None if what was returned is no sample after the last step."""
         vectors, target = self.vectors, self.vectors["teacher", "x", step + 1]
         change = vectors.energy(target - vectors["teacher", "x", step])
         for lags in (1, 2) if step else (1,):
@@ -191,8 +195,11 @@ class Fit:
             features += [vectors["teacher", number, each] for each in steps for number in range(self.passes)]
             solved = vectors.solve(features, target)
             left = target - sum(weight * each for weight, each in zip(solved, features, strict=True))
-            if vectors.energy(left) <= NEARLY_EXACT * change:
+            unexplained = vectors.energy(left)
+            if unexplained <= NEARLY_EXACT * change:
                 break
+        if step == self.num_steps - 1 and unexplained > NOT_A_SAMPLE * change:
+            return None
         outputs = torch.tensor(solved[lags:]).reshape(lags, self.passes).tolist()
         return Solver(tuple(solved[:lags]), tuple(map(tuple, outputs)))
 
@@ -301,8 +308,8 @@ class Places:
 
     def __init__(self, of: Fit) -> None:
         self.num_steps, vectors = of.num_steps, of.vectors
-        end = of.num_steps if of.has_result else of.num_steps - 1
-        samples = torch.stack([vectors["teacher", "x", step] for step in range(end + 1)])
+        samples = torch.stack([*(vectors["teacher", "x", step] for step in range(of.num_steps)), of.last_sample])
+        sizes = ((samples @ vectors.products) * samples).sum(1)
         self.errors: dict[tuple[int | None, int], list[float]] = {}
         for last in range(of.num_steps):
             for before in (None, *range(last)):
@@ -313,16 +320,12 @@ class Places:
                 for number in range(of.passes):
                     terms += _changes([vectors["teacher", number, each] for each in history])
                 matrix, targets = torch.stack(terms), samples[last + 1 :]
-                if not len(targets):
-                    self.errors[before, last] = [0.0]
-                    continue
                 gram, wanted = matrix @ vectors.products @ matrix.T, matrix @ vectors.products @ targets.T
                 ridge = torch.diag(gram.diagonal() * 1e-9)
                 solved = torch.linalg.solve(gram + ridge, wanted)
-                left = targets - solved.T @ matrix
-                energies = ((left @ vectors.products) * left).sum(1).clamp_min(0)
+                energies = (sizes[last + 1 :] - (wanted * solved).sum(0)).clamp_min(0)
                 energies[0] = 0.0  # nothing is skipped
-                self.errors[before, last] = energies.tolist() + ([] if of.has_result else [float(energies[-1])])
+                self.errors[before, last] = energies.tolist()
 
     def best(self, count: int, growth: float) -> tuple[int, ...]:
         """The steps to compute. An error at the end counts `growth` times as much as one at the beginning."""

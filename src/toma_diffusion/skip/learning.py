@@ -2,7 +2,7 @@
 
 Some generations are made whole and recorded. From all but the last of them weights are fitted in closed form. With time
 left, whole generations are made with other weights, with corrections of computed steps and with other lists of steps,
-and what is closer to the recorded ones is kept. At the end the last generation, which nothing was learned from, says
+and what is closer to the recorded ones is kept. At the end the last generations, which nothing was learned from, say
 whether it is closer there than with nothing learned. If not, it is refused.
 """
 
@@ -11,25 +11,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from toma_diffusion.config import Learned, LearnedSteps, Skip, Weights
 from toma_diffusion.errors import UsageError
-from toma_diffusion.skip import prior
+from toma_diffusion.hooks.step import Tick
 from toma_diffusion.skip.denoiser import Skipper
 from toma_diffusion.skip.fitting import SHRINK, Fit, Places
+from toma_diffusion.skip.history import Seen
 from toma_diffusion.skip.levels import Levels
+from toma_diffusion.skip.prior import predicted
 from toma_diffusion.skip.recording import Recorder, Trajectory
 from toma_diffusion.skip.schedule import computed_steps
 from toma_diffusion.skip.store import NoStore, Store
 
 FEWEST = 3
 """Generations to learn from: two to fit weights on, and one to check them."""
+CHECKED = 4
+"""Of so many generations one is not learned from, and checks."""
 GROWTHS = (1.0, 4.0, 16.0)
 """How much more an error at the end may count than one at the beginning: guesses for lists of steps."""
 STRENGTHS = (SHRINK, 10 * SHRINK, 100 * SHRINK)
@@ -37,8 +41,12 @@ STRENGTHS = (SHRINK, 10 * SHRINK, 100 * SHRINK)
 STRENGTHS_OF_CORRECTIONS = (0.5, 0.1)
 HOPELESS = 1.3
 """A try that is so many times farther on its first generations is not continued."""
-SAME = 1e-6
-"""Distances are told apart above this."""
+LEAST = 1e-30
+"""The least distance: it has a logarithm."""
+REPEATED = 0.01
+"""A generation that is made again may differ by so much, relatively: decoders and encoders may round differently."""
+MOST_STEPS = 150
+"""With more, lists of steps are only changed, not proposed: that takes minutes then."""
 
 Generate = Callable[[], Any]
 Distance = Callable[[Sequence[Tensor], Sequence[Tensor]], float]
@@ -96,8 +104,10 @@ class Learning:
                 f"{len(self.generations)} generations are too few to learn from: give at least {FEWEST}. The last is "
                 "not learned from; it checks what was learned."
             )
+        self.checks = max(1, len(self.generations) // CHECKED)
         self._made = 0.0
         self._planned = float(len(self.generations))
+        self._places: Places | None = None
 
     def run(self) -> tuple[Learned, list[LearnedSteps]]:
         """Learn. Returns what was learned, and what was refused because it is not closer on the last generation."""
@@ -110,55 +120,22 @@ class Learning:
                 skipper.forget()
 
     def _run(self) -> tuple[Learned, list[LearnedSteps]]:
-        teachers, about = self._teachers()
-        self.teachers, self.about = teachers, about
-        levels, num_steps = about.levels, teachers[0].num_steps
-        counts = counts_of(self.wanted, num_steps)
-        self._planned += sum(2 * count / num_steps for count in counts)
-
-        def weights_of(history: Sequence[int], step: int) -> Weights:
-            return prior.predicted(levels, history, step)
-
-        self.fit = Fit(teachers[:-1], weights_of)
-        lists = {
-            count: self._with_required(computed_steps(Skip(computed=count), num_steps, levels)) for count in counts
-        }
+        self.teachers, self.about = self._teachers()
+        first = self.teachers[0]
+        lists = lists_of(self.wanted, first, self.about.levels)
+        self._planned += self.checks * sum(2 * count / first.num_steps for count in lists)
+        self.fit = Fit(self.teachers[: -self.checks], self.about.prior)
         closed = {count: Found(computed, self.fit.weights(computed)) for count, computed in lists.items()}
-        found = dict(closed)
-        if self.seconds > 0:
-            found = self._search(closed)
+        found = self._search(closed) if self.seconds > 0 else dict(closed)
         kept: list[LearnedSteps] = []
         refused: list[LearnedSteps] = []
-        for count in counts:
-            own = [found[count]] if found[count].computed == closed[count].computed else [found[count], closed[count]]
-            checked = self._check(own, Skip(computed=lists[count]))
-            (kept if self._is_better(checked) else refused).append(checked)
-        return self._learned(kept), refused
-
-    def _learned(self, steps: Sequence[LearnedSteps]) -> Learned:
-        about = self.about
-        return Learned(
-            model_class=type(self.skippers[0].model).__name__,
-            num_steps=self.teachers[0].num_steps,
-            scheduler=about.scheduler,
-            guidance=about.guidance,
-            angles=() if about.levels is None else about.levels.angles,
-            steps=tuple(steps),
-        )
-
-    @staticmethod
-    def _is_better(steps: LearnedSteps) -> bool:
-        assert steps.distance is not None
-        assert steps.distance_before is not None
-        return steps.distance < steps.distance_before
-
-    def _with_required(self, computed: tuple[int, ...]) -> tuple[int, ...]:
-        """The same with the first step of every denoiser in the place of the nearest."""
-        for step in self.teachers[0].required:
-            if step not in computed:
-                nearest = min(computed[1:], key=lambda each: abs(each - step))
-                computed = tuple(sorted({*computed, step} - {nearest}))
-        return computed
+        for count, computed in lists.items():
+            own = [found[count]] if found[count] is closed[count] else [found[count], closed[count]]
+            checked = self._check(own, Skip(computed=computed))
+            assert checked.distance is not None
+            assert checked.distance_before is not None
+            (kept if checked.distance < checked.distance_before else refused).append(checked)
+        return self.about.learned(kept), refused
 
     # Whole generations.
 
@@ -171,14 +148,15 @@ class Learning:
             if kept is None:
                 with self._recording(wants_all=True) as recorder:
                     trajectory = self._generate(generate, recorder)
-                about = About.of(self.skippers)
+                about = About.of(self.skippers, trajectory)
+                lists_of(self.wanted, trajectory, about.levels)  # raises before the others are made
                 self.store.write(f"whole-{index}", trajectory.to_dict())
                 self.store.write("about", about.to_dict())
             else:
                 trajectory = Trajectory(**kept)
             self._made += 1
             found.append(trajectory)
-            if (trajectory.num_steps, trajectory.passes) != (found[0].num_steps, found[0].passes):
+            if trajectory.kind != found[0].kind:
                 raise UsageError(
                     f"generations differ: {found[0].num_steps} steps of {found[0].passes} passes, and "
                     f"{trajectory.num_steps} of {trajectory.passes}. Learn from generations of one kind."
@@ -194,16 +172,20 @@ class Learning:
             skipper.forget()
         if weights is not None:
             assert isinstance(skip.computed, tuple)
-            one = LearnedSteps(computed=skip.computed, weights=weights)
+            learned = self.about.learned([LearnedSteps(computed=skip.computed, weights=weights)])
             for skipper in self.skippers:
-                skipper.skip = Skip(computed=skip.computed, learned=self._learned([one]))
+                skipper.skip = Skip(computed=skip.computed, learned=learned)
         with self._recording(wants_all=False) as recorder:
             trajectory = self._generate(self.generations[index], recorder)
         self._made += skip.count(teacher.num_steps) / teacher.num_steps
-        if not torch.equal(trajectory.samples[0], teacher.samples[0]):
+        pairs = zip(
+            [teacher.samples[0], *teacher.outputs[0]], [trajectory.samples[0], *trajectory.outputs[0]], strict=True
+        )
+        if not all(map(_are_near, *zip(*pairs, strict=True))):
             raise UsageError(
-                f"generation {index + 1} begins with other noise when it is made again, so that nothing can be "
-                "compared: pass a generator with a seed in every call."
+                f"generation {index + 1} begins with other noise when it is made again, or its first step is another, "
+                "so that nothing can be compared: pass a generator with a seed in every call, and begin anew if the "
+                "model was changed."
             )
         return trajectory
 
@@ -231,13 +213,13 @@ class Learning:
         """From the whole generation."""
         teacher = self.teachers[index]
         if self.distance is not None:
-            return max(self.distance(teacher.returned, student.returned), SAME)
+            return self.distance(teacher.returned, student.returned)
         pairs = zip(teacher.returned, student.returned, strict=True) if teacher.returned else ()
         differences = [(_values(one) - _values(other)).square().mean() for one, other in pairs]
         if not differences:  # nothing that can be compared was returned: the last sample is
             last = teacher.num_steps - 1
             differences = [(teacher.samples[last] - student.samples[last]).double().square().mean()]
-        return max(float(torch.stack(differences).mean().sqrt()), SAME)
+        return float(torch.stack(differences).mean().sqrt())
 
     # The closed loop.
 
@@ -271,8 +253,7 @@ class Learning:
         """What may be closer than the best so far, which changes while they are tried."""
         yield found[count]  # as it is: to know its distance
         tried = {found[count].computed}
-        places = Places(self.fit)
-        lists = [self._with_required(places.best(count, growth)) for growth in GROWTHS]
+        lists = self._proposed(count)
         best = None
         while best is not found[count]:
             best = found[count]
@@ -281,14 +262,23 @@ class Learning:
                 if found[count] is not best:
                     break
 
+    def _proposed(self, count: int) -> list[tuple[int, ...]]:
+        """Lists of steps with small errors."""
+        if self.fit.num_steps > MOST_STEPS:
+            return []
+        if self._places is None:
+            self._places = Places(self.fit)
+        required = self.teachers[0].required
+        return [with_required(self._places.best(count, growth), required) for growth in GROWTHS]
+
     def _near(self, best: Found, lists: Sequence[tuple[int, ...]], tried: set[tuple[int, ...]]) -> Iterator[Found]:
         """Other weights for the same steps, fitted to generations that really skipped them; then other steps."""
         predicted = {step: each for step, each in best.weights.items() if step not in best.computed}
+        students = self.fit.with_students(best.students)
         for strength in STRENGTHS_OF_CORRECTIONS:
-            corrections = self.fit.corrections(best.computed, best.students, strength)
-            yield Found(best.computed, predicted | corrections)
+            yield Found(best.computed, predicted | self.fit.corrections(best.computed, students, strength))
         for strength in STRENGTHS:
-            yield Found(best.computed, self.fit.weights(best.computed, best.students, shrink=strength))
+            yield Found(best.computed, self.fit.weights(best.computed, students, strength))
         for computed in [*lists, *_moved(best.computed, self.fit.num_steps, self.teachers[0].required)]:
             if computed not in tried:
                 tried.add(computed)
@@ -297,7 +287,7 @@ class Learning:
     def _run_all(self, candidate: Found, best: Found, end: float) -> bool:
         """Make all generations that are learned from. False if it was not continued."""
         skip = Skip(computed=candidate.computed)
-        for index in range(len(self.teachers) - 1):
+        for index in range(len(self.teachers) - self.checks):
             if monotonic() >= end and candidate is not best:
                 return False
             self._tell(f"trying {len(candidate.computed)} computed steps: {', '.join(map(str, candidate.computed))}")
@@ -313,11 +303,15 @@ class Learning:
 
     def _check(self, candidates: Sequence[Found], skip: Skip) -> LearnedSteps:
         """The first that is closer than with nothing learned; or else the last."""
-        index = len(self.teachers) - 1
-        self._tell(f"checking {len(candidates[0].computed)} computed steps on the last generation")
-        before = self._distance(index, self._measure(index, skip, None))
+        self._tell(f"checking {len(candidates[0].computed)} computed steps")
+        last = range(len(self.teachers) - self.checks, len(self.teachers))
+
+        def distance(skip: Skip, weights: Mapping[int, tuple[Weights, ...]] | None) -> float:
+            return _mean([self._distance(index, self._measure(index, skip, weights)) for index in last])
+
+        before = distance(skip, None)
         for each in candidates:
-            now = self._distance(index, self._measure(index, Skip(computed=each.computed), each.weights))
+            now = distance(Skip(computed=each.computed), each.weights)
             checked = LearnedSteps(computed=each.computed, weights=each.weights, distance=now, distance_before=before)
             if now < before:
                 break
@@ -332,19 +326,39 @@ class Learning:
 class About:
     """What generations have in common."""
 
-    levels: Any
+    model_class: str
+    num_steps: int
+    passes: int
+    levels: Levels | None
     scheduler: str
     guidance: float | None
 
     @classmethod
-    def of(cls, skippers: Sequence[Skipper]) -> About:
+    def of(cls, skippers: Sequence[Skipper], trajectory: Trajectory) -> About:
         """As the last generation noted it."""
         generation = max((skipper.generation for skipper in skippers), key=lambda each: each.number)
-        return cls(generation.levels, generation.scheduler, generation.guidance)
+        name = type(skippers[0].model).__name__
+        return cls(name, *trajectory.kind, generation.levels, generation.scheduler, generation.guidance)
+
+    def prior(self, history: Sequence[int], step: int) -> Weights:
+        """The weights of a skipped step with nothing learned."""
+        return predicted(self.levels, history, step)
+
+    def learned(self, steps: Sequence[LearnedSteps]) -> Learned:
+        """For such generations."""
+        return Learned(
+            model_class=self.model_class,
+            num_steps=self.num_steps,
+            passes=self.passes,
+            scheduler=self.scheduler,
+            guidance=self.guidance,
+            angles=() if self.levels is None else self.levels.angles,
+            steps=tuple(steps),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """In plain values."""
-        return vars(self) | {"levels": None if self.levels is None else vars(self.levels)}
+        return vars(self) | {"levels": None if self.levels is None else dict(vars(self.levels))}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> About:
@@ -356,11 +370,13 @@ class About:
 class NextGenerations(Recorder):
     """Learns from the next generations while they are used: they run whole, and the closed form follows.
 
+    It never raises: what stands in the way is told.
+
     Args:
         skippers: of the denoisers of one pipeline.
         count: how many generations.
         wanted: what says how many steps are computed: one for every number to learn.
-        when_done: gets what was learned, and the numbers of computed steps that were refused.
+        when_done: gets what was learned, or why nothing was.
     """
 
     def __init__(
@@ -368,78 +384,109 @@ class NextGenerations(Recorder):
         skippers: Sequence[Skipper],
         count: int,
         wanted: Sequence[Skip],
-        when_done: Callable[[Learned, list[int]], None],
+        when_done: Callable[[Learned | None, str], None],
     ) -> None:
         super().__init__(wants_all=True)
         self.skippers, self.count, self.wanted, self.when_done = skippers, count, wanted, when_done
         self.recorded: list[Trajectory] = []
+        self._ignored: int | None = None
+        """The generation that was in progress when it began."""
 
-    def note(self, model: Any, tick: Any, seen: Any, output: Any) -> None:
+    def note(self, model: nn.Module, tick: Tick, seen: Seen, output: Any) -> None:
         """A call of the denoiser. After the last one of the last generation, learn."""
-        super().note(model, tick, seen, output)
-        current = self.current
-        if current is None or not current.is_whole:
+        if tick.generation == self._ignored:
             return
-        current.finish()
-        if self.recorded and (current.num_steps, current.passes) != (
-            self.recorded[0].num_steps,
-            self.recorded[0].passes,
-        ):
-            self.recorded.clear()  # another kind of generation: count anew
-        self.recorded.append(current)
-        if len(self.recorded) == self.count:
-            for skipper in self.skippers:
-                skipper.recorder = None
-            self._learn()
+        begins = self.current is None or tick.generation != self._generation
+        if begins and tick.step != 0:
+            self._ignored = tick.generation
+            return
+        if begins and self.current is not None and (not self.recorded or self.recorded[-1] is not self.current):
+            self._end(None, "a generation was interrupted, or its guidance begins or ends half-way")
+            return
+        try:
+            super().note(model, tick, seen, output)
+            current = self.current
+            if current is None or not current.is_whole:
+                return
+            current.finish()
+            if self.recorded and current.kind != self.recorded[0].kind:
+                self.recorded.clear()  # another kind of generation: count anew
+            self.recorded.append(current)
+            if len(self.recorded) == self.count:
+                self._end(*self._learn())
+        except UsageError as error:
+            self._end(None, str(error))
 
-    def _learn(self) -> None:
-        about, (*lessons, last) = About.of(self.skippers), self.recorded
-        num_steps = last.num_steps
-
-        def weights_of(history: Sequence[int], step: int) -> Weights:
-            return prior.predicted(about.levels, history, step)
-
-        fit, check = Fit(lessons, weights_of), Fit([last], weights_of)
+    def _learn(self) -> tuple[Learned | None, str]:
+        *lessons, last = self.recorded
+        about = About.of(self.skippers, last)
+        fit, check = Fit(lessons, about.prior), Fit([last], about.prior)
         kept, refused = [], []
-        for count in counts_of(self.wanted, num_steps):
-            computed = computed_steps(Skip(computed=count), num_steps, about.levels)
+        for count, computed in lists_of(self.wanted, last, about.levels).items():
             weights = fit.weights(computed)
-            before, now = check.error(computed, None), check.error(computed, weights)
-            if now < before:
-                kept.append(LearnedSteps(computed=computed, weights=weights, distance=now, distance_before=before))
+            if check.error(computed, weights) < check.error(computed, None):
+                kept.append(LearnedSteps(computed=computed, weights=weights))
             else:
-                refused.append(count)
-        model_class = type(self.skippers[0].model).__name__
-        learned = Learned(
-            model_class=model_class,
-            num_steps=num_steps,
-            scheduler=about.scheduler,
-            guidance=about.guidance,
-            angles=() if about.levels is None else about.levels.angles,
-            steps=tuple(kept),
-        )
-        self.when_done(learned, refused)
+                refused.append(str(count))
+        why = f"it is no closer with {', '.join(refused)} computed steps" if refused else ""
+        return about.learned(kept) if kept else None, why
+
+    def _end(self, learned: Learned | None, why: str) -> None:
+        for skipper in self.skippers:
+            skipper.recorder = None
+        self.when_done(learned, why)
 
 
-def counts_of(wanted: Sequence[Skip], num_steps: int) -> list[int]:
-    """How many steps are computed, most first."""
-    counts = sorted({each.count(num_steps) for each in wanted} - {num_steps}, reverse=True)
-    if not counts:
+def lists_of(wanted: Sequence[Skip], whole: Trajectory, levels: Levels | None) -> dict[int, tuple[int, ...]]:
+    """The steps to begin with, by their number, most first.
+
+    Args:
+        wanted: what says how many steps are computed, or which.
+        whole: a generation of the kind that is learned from.
+        levels: its noise levels.
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    num_steps = whole.num_steps
+    for skip in sorted(wanted, key=lambda each: isinstance(each.computed, tuple)):  # lists of one's own count most
+        if (count := skip.count(num_steps)) < num_steps:
+            computed = computed_steps(replace(skip, min_steps=1, learned=None), num_steps, levels)
+            found[count] = with_required(computed, whole.required)
+    if not found:
         raise UsageError(
             f"all {num_steps} steps would be computed: there is nothing to learn. Learn with more steps, or say how "
             "many are computed."
         )
-    return counts
+    return dict(sorted(found.items(), reverse=True))
+
+
+def with_required(computed: tuple[int, ...], required: Sequence[int]) -> tuple[int, ...]:
+    """The same number of steps, with the first step of every denoiser among them."""
+    for step in required:
+        if step not in computed:
+            free = [each for each in computed if each not in required and each != 0]
+            if not free:
+                raise UsageError(
+                    f"{len(computed)} computed steps are too few: each of the {len(required)} denoisers computes its "
+                    "first."
+                )
+            nearest = min(free, key=lambda each: abs(each - step))
+            computed = tuple(sorted({*computed, step} - {nearest}))
+    return computed
 
 
 def _mean(distances: Sequence[float]) -> float:
     """The geometric mean: one picture that changes what it shows does not decide alone."""
-    return math.exp(sum(map(math.log, distances)) / len(distances))
+    return math.exp(sum(math.log(max(each, LEAST)) for each in distances) / len(distances))
 
 
 def _values(tensor: Tensor) -> Tensor:
     """Of pictures from 0 to 1."""
     return tensor.double() / 255 if tensor.dtype == torch.uint8 else tensor.double()
+
+
+def _are_near(one: Tensor, other: Tensor) -> bool:
+    """Whether a generation that is made again begins like the first time."""
+    return one.shape == other.shape and float((one - other).norm()) <= REPEATED * float(one.norm())
 
 
 def _moved(computed: tuple[int, ...], num_steps: int, required: Sequence[int]) -> list[tuple[int, ...]]:

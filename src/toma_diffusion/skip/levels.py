@@ -34,6 +34,8 @@ _STOCHASTIC = (
     "ConsistencyM",
 )
 """Parts of the names of schedulers that add fresh noise."""
+NOTHING = 1e-9
+"""A share of image or noise below this is none."""
 NEGATED = ("ZImage", "Lumina", "HiDream", "NucleusMoE")
 """Beginnings of the names of flow models whose pipelines change the sign of what they return."""
 
@@ -100,8 +102,8 @@ def read_levels(scheduler: Any, first: int, num_steps: int, eta: float = 0.0, mo
 
 def _log_cotangent(angle: float) -> float:
     sine, cosine = math.sin(angle), math.cos(angle)
-    if cosine <= 0 or sine <= 0:
-        return -math.inf if cosine <= 0 else math.inf
+    if cosine < NOTHING or sine < NOTHING:
+        return -math.inf if cosine < NOTHING else math.inf
     return math.log(cosine / sine)
 
 

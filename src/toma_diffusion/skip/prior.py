@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 from toma_diffusion.config import Weights
-from toma_diffusion.skip.levels import FLOW, IMAGE, NOISE, VELOCITY, Levels
+from toma_diffusion.skip.levels import FLOW, IMAGE, NOISE, NOTHING, VELOCITY, Levels
 
 LAST = Weights()
 """The last output, as it was."""
@@ -79,7 +79,7 @@ def _share_of_line(levels: Levels, before: int, last: int, now: int) -> float:
 def _image_held(levels: Levels, before: float, after: float) -> Weights:
     """The image of the last computed step is held. The noise is what the sample now holds besides it."""
     sine, cosine = math.sin(after), math.cos(after)
-    if sine <= 0 or (levels.prediction == NOISE and math.cos(before) <= 0):
+    if sine < NOTHING or (levels.prediction == NOISE and math.cos(before) < NOTHING):
         return LAST
     if levels.prediction == NOISE:
         ratio = cosine / math.cos(before)

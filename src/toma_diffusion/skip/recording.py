@@ -22,6 +22,8 @@ class Trajectory:
     """One generation: its samples and outputs, by step, as vectors."""
 
     num_steps: int
+    shape: tuple[int, ...] = ()
+    """Of a sample."""
     samples: dict[int, Tensor] = field(default_factory=dict)
     """What went in."""
     outputs: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -47,9 +49,8 @@ class Trajectory:
                 "weights cannot be learned for that. Learn with guidance in all steps."
             )
         self.returned = [each for leaf in take_apart(returned)[0] if (each := _as_tensor(leaf)) is not None]
-        size = self.samples[0].numel()
-        vectors = (_vector([leaf]) for leaf in self.returned if leaf.is_floating_point())
-        self.result = next((each for each in vectors if each.numel() == size), None)
+        same = (leaf for leaf in self.returned if leaf.is_floating_point() and tuple(leaf.shape) == self.shape)
+        self.result = next((_vector([leaf]) for leaf in same), None)
         self.samples = {step: each.cpu() for step, each in self.samples.items()}
         self.outputs = {step: [each.cpu() for each in outputs] for step, outputs in self.outputs.items()}
 
@@ -61,11 +62,17 @@ class Trajectory:
     @property
     def is_whole(self) -> bool:
         """Whether all passes over the last step have been noted."""
-        return self.num_steps > 1 and len(self.outputs.get(self.num_steps - 1, ())) == self.passes
+        last = self.outputs.get(self.num_steps - 1, ())
+        return self.num_steps > 1 and 0 in self.outputs and len(last) == self.passes
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, for `torch.save`."""
         return dict(vars(self))
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """Generations of one kind can be learned from together."""
+        return self.num_steps, self.passes
 
     @property
     def required(self) -> list[int]:
@@ -98,8 +105,9 @@ class Recorder:
         outputs = [trimmed(output, sample) for output, sample in pairs]
         current.outputs.setdefault(tick.step, []).extend(map(_vector, in_parts(outputs, tick.parts, seen.is_list)))
         if tick.step not in current.samples:
-            noisy = [trimmed(sample, output) for output, sample in pairs]
-            current.samples[tick.step] = _vector(in_parts(noisy, tick.parts, seen.is_list)[0])
+            noisy = in_parts([trimmed(sample, output) for output, sample in pairs], tick.parts, seen.is_list)[0]
+            current.shape = tuple(noisy[0].shape) if len(noisy) == 1 else ()
+            current.samples[tick.step] = _vector(noisy)
             current.denoisers[tick.step] = self._models.setdefault(id(model), len(self._models))
 
 

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from toma_diffusion.config import Skip
 from toma_diffusion.skip.levels import Levels
 
-CLEAREST = 2.0
-"""Above this logarithm of signal to noise a denoiser changes hardly anything any more."""
+CLEAREST, NOISIEST = 2.0, -20.0
+"""Above the first logarithm of signal to noise a denoiser changes hardly anything any more; below the other one there
+is only noise."""
+SECOND_OF_TWO = 0.6
+"""Where the other step is if two are computed."""
 GROWTH = 1.2
 """The position of computed step k is proportional to k to this power: early errors change what a picture shows."""
 TAIL = 0.25
@@ -47,11 +50,12 @@ def spread(count: int, levels: Sequence[float]) -> tuple[int, ...]:
         count: how many.
         levels: the logarithm by step, rising.
     """
-    clipped = [min(level, CLEAREST) for level in levels]
+    clipped = [max(NOISIEST, min(level, CLEAREST)) for level in levels]
     chosen, start = [0], clipped[min(1, len(levels) - 1)]  # the first step is often noise alone, infinitely far off
     last = clipped[-1] - TAIL * (clipped[-1] - start) / max(1.0, count - 2 + TAIL)
     for number in range(1, count):
-        wanted = start + (last - start) * ((number - 1) / max(1, count - 2)) ** GROWTH
+        share = ((number - 1) / (count - 2)) ** GROWTH if count > 2 else SECOND_OF_TWO
+        wanted = start + (last - start) * share
         allowed = range(chosen[-1] + 1, len(levels) - count + number + 1)
         chosen.append(min(allowed, key=lambda step: abs(clipped[step] - wanted)))
     return tuple(chosen)
