@@ -10,12 +10,13 @@ from toma_diffusion.config import Learned
 from toma_diffusion.metrics import MetricSet
 from toma_diffusion.tune.candidates import open_candidates
 from toma_diffusion.tune.folder import TuneFolder
-from toma_diffusion.tune.learned import PRESETS, learned_texts
+from toma_diffusion.tune.learned import learned_texts
 from toma_diffusion.tune.measure import Meter
 from toma_diffusion.tune.plan import TunePlan
 from toma_diffusion.tune.progress import SearchBar
 
 STEPS = 8
+PRESETS = ("balanced", "fast", "faster")
 
 
 @pytest.fixture
@@ -33,6 +34,7 @@ def test_what_was_learned_is_a_candidate_of_every_preset_that_has_as_many_comput
         assert "not closer" in why_not[0]
         return
     assert texts == [f"{preset}:learned={meter.folder.learned_path}" for preset in PRESETS]
+    assert not meter.folder.learning_path.exists()
     learned = Learned.read(meter.folder.learned_path)
     assert (learned.num_steps, learned.guidance) == (STEPS, 4.0)
     found = open_candidates(meter.pipe, texts, STEPS)

@@ -17,6 +17,9 @@ class Budget:
     """Most groups of consecutive blocks on the map of sensitivity."""
     map_steps: int
     """Most steps on it."""
+    learning: int
+    """How long other steps and weights are tried in learning to predict skipped steps: as long as so many images
+    take."""
     rungs: tuple[int, ...]
     """Images, or clips, of each candidate after every rung of the search. After each about half of the candidates go
     on."""
@@ -35,16 +38,20 @@ class Budget:
 
 BUDGETS: Mapping[str, Budget] = MappingProxyType(
     {
-        "small": Budget(map_groups=5, map_steps=4, rungs=(1, 2, 4), climbs=1, finalists=3, final_images=4),
-        "medium": Budget(map_groups=8, map_steps=6, rungs=(1, 2, 4), climbs=2, finalists=5, final_images=8),
-        "large": Budget(map_groups=12, map_steps=8, rungs=(2, 4, 8), climbs=4, finalists=8, final_images=24),
+        "small": Budget(map_groups=5, map_steps=4, learning=4, rungs=(1, 2, 4), climbs=1, finalists=3, final_images=4),
+        "medium": Budget(
+            map_groups=8, map_steps=6, learning=20, rungs=(1, 2, 4), climbs=2, finalists=5, final_images=8
+        ),
+        "large": Budget(
+            map_groups=12, map_steps=8, learning=80, rungs=(2, 4, 8), climbs=4, finalists=8, final_images=24
+        ),
     }
 )
 CLIP_BUDGETS: Mapping[str, Budget] = MappingProxyType(
     {
-        "small": Budget(map_groups=4, map_steps=3, rungs=(1,), climbs=0, finalists=3, final_images=1),
-        "medium": Budget(map_groups=6, map_steps=4, rungs=(1, 2), climbs=1, finalists=4, final_images=2),
-        "large": Budget(map_groups=8, map_steps=6, rungs=(1, 2, 4), climbs=2, finalists=6, final_images=4),
+        "small": Budget(map_groups=4, map_steps=3, learning=0, rungs=(1,), climbs=0, finalists=3, final_images=1),
+        "medium": Budget(map_groups=6, map_steps=4, learning=4, rungs=(1, 2), climbs=1, finalists=4, final_images=2),
+        "large": Budget(map_groups=8, map_steps=6, learning=12, rungs=(1, 2, 4), climbs=2, finalists=6, final_images=4),
     }
 )
 """The same of clips, each of which takes as long as many images."""

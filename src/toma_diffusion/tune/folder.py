@@ -109,6 +109,11 @@ class TuneFolder(PlannedFolder[TunePlan]):
         return self.path / "learned.json"
 
     @property
+    def learning_path(self) -> Path:
+        """What that is learned from, until it is done."""
+        return self.path / "learning"
+
+    @property
     def answer_path(self) -> Path:
         """The answer with all figures."""
         return self.path / "answer.json"
