@@ -156,7 +156,7 @@ class TestHandlers:
     def test_words_and_code_follow_the_controls(self, page, models):
         describe = page._describe_with(models)
         words, code = describe(MODEL, "a red apple", 0, 20, None, "fast", 0.0, 6)
-        assert words.startswith("6 of 20 steps are computed: 0, 1, ")
+        assert words.startswith("6 of 20 steps are computed, spread by the noise levels")
         assert 'apply_toma(pipe, "fast", computed=6)' in code
         assert describe(MODEL, "", 0, 20, None, "fast", 0.0, 6)[1] == "# the prompt is empty: describe the picture."
 
