@@ -241,6 +241,7 @@ def caches(at: Conditions) -> list[str]:
         *(f"taylorseer:cache_interval={interval};{lite}" for interval in (2, 3, 5) if interval < at.steps),
         *(f"taylorseer:cache_interval={interval}" for interval in (2, 3) if interval < at.steps),
         *(f"magcache:threshold={threshold}" for threshold in (0.03, 0.06, 0.12, 0.24)),
+        *(f"seacache:threshold={threshold}" for threshold in (0.1, 0.2, 0.4)),
         *of_cache_dit(at),
     ]
 
