@@ -93,7 +93,7 @@ def converged_table(model: str) -> str:
 
 def equal_cost_summary() -> str:
     """All networks that have been measured, at 20 steps (or at the only number of steps of a model): for the README."""
-    lines = head(" | ".join(["20 steps, LPIPS", *EQUAL_COST_COLUMNS]))
+    lines = []
     for model, name in NETWORKS.items():
         try:
             rows = read_equal_cost(model)
@@ -101,10 +101,10 @@ def equal_cost_summary() -> str:
             continue
         for count, preset in _costs(rows, USUAL_STEPS):
             cells = _equal_cost_cells(rows, USUAL_STEPS, count, preset, "lpips")
-            lines.append("| " + " | ".join([f"{name}, {preset}", *cells]) + " |")
-    if len(lines) == 2:
+            lines.append([f"{name}, {preset}", *cells])
+    if not lines:
         raise FileNotFoundError(2, "no rows", "quality_bundled_cpu.csv")
-    return "\n".join(lines)
+    return _measured(["20 steps, LPIPS", *EQUAL_COST_COLUMNS], lines)
 
 
 EQUAL_COST_COLUMNS = (
@@ -121,12 +121,20 @@ EQUAL_COST_COLUMNS = (
 
 def _equal_cost(model: str, distance: str) -> str:
     rows = read_equal_cost(model)
-    lines = head(" | ".join(["steps", "preset", *EQUAL_COST_COLUMNS]))
+    lines = []
     for steps in EQUAL_COST_STEPS:
         for count, preset in _costs(rows, steps):
-            cells = _equal_cost_cells(rows, steps, count, preset, distance)
-            lines.append("| " + " | ".join([steps, preset, *cells]) + " |")
-    return "\n".join(lines)
+            lines.append([steps, preset, *_equal_cost_cells(rows, steps, count, preset, distance)])
+    return _measured(["steps", "preset", *EQUAL_COST_COLUMNS], lines)
+
+
+def _measured(headings: list[str], lines: list[list[str]]) -> str:
+    """A table without columns in which nothing was measured."""
+    columns = [each for each in zip(headings, *lines, strict=True) if any(cell != MISSING for cell in each[1:])]
+    if {each[0] for each in columns}.isdisjoint(EQUAL_COST_COLUMNS[2:]):
+        return "Not measured yet."
+    heading, *rest = zip(*columns, strict=True)
+    return "\n".join([*head(" | ".join(heading)), *("| " + " | ".join(cells) + " |" for cells in rest)])
 
 
 def _costs(rows: list[Row], steps: str) -> list[tuple[int, str]]:

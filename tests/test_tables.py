@@ -189,20 +189,23 @@ class TestQuality:
         add("tiny", "20", "solvers", "solver:name=unipc;steps=8", "solver:name=dpmpp-2m;steps=8")
         add("tiny", "20", "caches", "deepcache:interval=2", "deepcache:interval=3", skipped="0.6")
         (head, _, *rows), cache = grids(self.table(tables, "equal cost on tiny"))[0], "0.1000 (DeepCache, 2.50×)"
-        ways = ["even steps", "best solver", "best cache", "list alone", "prediction", "learned"]
+        ways = ["even steps", "best solver", "best cache", "list alone", "prediction"]  # nothing was learned
         assert [cell.strip() for cell in head] == ["steps", "preset", "computed", "gain", *ways]
         assert [[cell.strip() for cell in row] for row in rows] == [
-            ["20", "`balanced`", "12 of 20", "1.67×", "0.1000", "—", cache, "—", "0.3000", "—"],
-            ["20", "`fast`", "8 of 20", "2.50×", "0.2000", "0.1000 (UniPC)", cache, "0.1000", "0.2000", "—"],
-            ["20", "`faster`", "6 of 20", "3.33×", "—", "—", "—", "—", "0.1000", "—"],
+            ["20", "`balanced`", "12 of 20", "1.67×", "0.1000", "—", cache, "—", "0.3000"],
+            ["20", "`fast`", "8 of 20", "2.50×", "0.2000", "0.1000 (UniPC)", cache, "0.1000", "0.2000"],
+            ["20", "`faster`", "6 of 20", "3.33×", "—", "—", "—", "—", "0.1000"],
         ]
 
     def test_equal_cost_to_the_converged_picture(self, tables, add):
         add("tiny", "20", "skip", "fast", converged="0.05")
-        assert "| 20 | `fast` | 8 of 20 | 2.50× | — | — | — | — | 0.0500 | — |" in self.table(
-            tables, "converged on tiny"
-        )
+        assert "| 20 | `fast` | 8 of 20 | 2.50× | 0.0500 |" in self.table(tables, "converged on tiny")
         assert "0.1000" in self.table(tables, "equal cost on tiny")
+
+    def test_what_was_not_measured_has_no_column_and_no_table(self, tables, add):
+        add("tiny", "20", "skip", "fast")
+        assert "even steps" not in self.table(tables, "equal cost on tiny")
+        assert "Not measured yet." in self.table(tables, "converged on tiny")
 
     def test_rows_of_a_gpu_come_before_those_of_a_cpu(self, tables, add):
         add("bundled", "20", "steps", "steps:8")
