@@ -66,7 +66,7 @@ def learn_command(
 ) -> None:
     """Learn on a model which steps to compute and how to predict the others. Writes learned.json.
 
-    Takes about the time of eight generations, and the --minutes that you give it. Ended, the same command goes on.
+    Takes about the time of nine generations, and the --minutes that you give it. Ended, the same command goes on.
     """
     import warnings
 

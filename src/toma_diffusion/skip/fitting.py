@@ -22,13 +22,13 @@ from toma_diffusion.config import Weights
 from toma_diffusion.skip.recording import Trajectory
 
 DEPTH = 3
-"""So many outputs are used."""
+"""So many outputs are used to predict one."""
 DEPTH_OF_CORRECTIONS = 2
+"""So many to correct one, its own among them."""
 SHRINK = 0.01
 """How strongly weights are kept to those that are not learned."""
 NEARLY_EXACT = 1e-4
 """A solver that leaves more than this share of a sample's change unexplained also looks at the step before."""
-
 NOT_A_SAMPLE = 0.05
 """If the last step leaves more than this share unexplained, what was returned is something else than a sample."""
 Name = tuple[str, str | int, int]
@@ -52,11 +52,6 @@ class Vectors:
 
     def __contains__(self, name: Name) -> bool:
         return name in self.index
-
-    @property
-    def nothing(self) -> Tensor:
-        """The vector of zeros."""
-        return torch.zeros(len(self.index), dtype=torch.float64)
 
     def solve(self, features: Sequence[Tensor], target: Tensor, shrink: float = 0.0) -> list[float]:
         """The weights of features whose sum is nearest to the target."""
