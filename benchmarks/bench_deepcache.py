@@ -15,10 +15,10 @@ from types import SimpleNamespace
 
 import torch
 from DeepCache import DeepCacheSDHelper
+from toma_lab.bench.models import Denoiser, build
+from toma_lab.bench.timing import time_runs
+from toma_lab.experiments.facts import gather_facts
 
-from toma_diffusion.bench.models import Denoiser, build
-from toma_diffusion.bench.timing import time_runs
-from toma_diffusion.experiments.facts import gather_facts
 from toma_diffusion.files import replacing
 
 BRANCHES = (0, 3)

@@ -14,7 +14,7 @@ from tomesd.merge import bipartite_soft_matching_random2d
 from torch import Tensor
 
 from toma_diffusion import Action, Grid, MergePlan, ToMeSDConfig
-from toma_diffusion.methods.tomesd import CellSampler, MatchingPlan
+from toma_diffusion.others.tomesd import CellSampler, MatchingPlan
 
 PAPER = [
     replace(shape, ratio=ratio)

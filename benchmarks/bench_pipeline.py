@@ -21,17 +21,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-
-from toma_diffusion.bench.measure import Measured, attention_of, measure
-from toma_diffusion.bench.models import Denoiser, build
-from toma_diffusion.bench.pipelines import RandomPipeline
-from toma_diffusion.bench.records import Records, claimed
-from toma_diffusion.bench.runner import BASELINE_CELL, row_of
-from toma_diffusion.bench.scenario import Comparison, Group
-from toma_diffusion.bench.turns import Turns
-from toma_diffusion.experiments.cells import Cell, MethodSpec, cells_of
-from toma_diffusion.experiments.facts import gather_facts
-from toma_diffusion.experiments.parsing import Resolution, split_list
+from toma_lab.bench.measure import Measured, attention_of, measure
+from toma_lab.bench.models import Denoiser, build
+from toma_lab.bench.pipelines import RandomPipeline
+from toma_lab.bench.records import Records, claimed
+from toma_lab.bench.runner import BASELINE_CELL, row_of
+from toma_lab.bench.scenario import Comparison, Group
+from toma_lab.bench.turns import Turns
+from toma_lab.experiments.cells import Cell, MethodSpec, cells_of
+from toma_lab.experiments.facts import gather_facts
+from toma_lab.experiments.parsing import Resolution, split_list
 
 READY, GO = "ready", "go"
 

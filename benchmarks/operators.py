@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
+from toma_lab.experiments.facts import gather_facts
 from torch import Tensor
 
 from toma_diffusion import Action, Grid, MergePlan, ToMAConfig
-from toma_diffusion.experiments.facts import gather_facts
 
 CALLS = 20
 REPEATS = 20

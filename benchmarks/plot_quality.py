@@ -14,9 +14,8 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from table_rows import AS_IT_WAS, SKIPPING
-
-from toma_diffusion.evaluation import Variant
-from toma_diffusion.report.front import Curves, Point, draw
+from toma_lab.evaluation import Variant
+from toma_lab.report.front import Curves, Point, draw
 
 ROOT = Path(__file__).parents[1]
 MODELS = ("bundled", "4step", "flux", "video")

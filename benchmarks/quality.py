@@ -43,14 +43,9 @@ from typing import Any
 import torch
 from filelock import FileLock
 from PIL.Image import Image
-from torch import Tensor
-
-from toma_diffusion import PRESETS, Skip, ToMAConfig
-from toma_diffusion.api import find_denoiser, find_denoisers
-from toma_diffusion.errors import UsageError
-from toma_diffusion.evaluation import NOISE_FLOOR, Variant
-from toma_diffusion.evaluation.run import applied, fitted
-from toma_diffusion.evaluation.variants import (
+from toma_lab.evaluation import NOISE_FLOOR, Variant
+from toma_lab.evaluation.run import applied, fitted
+from toma_lab.evaluation.variants import (
     PAPER,
     UNMERGED,
     VariantSpec,
@@ -59,22 +54,27 @@ from toma_diffusion.evaluation.variants import (
     paper_variants,
     variants_of,
 )
-from toma_diffusion.experiments.cells import MethodSpec
-from toma_diffusion.experiments.costs import StepCosts
-from toma_diffusion.experiments.facts import Facts, gather_facts
-from toma_diffusion.experiments.parsing import numbers
-from toma_diffusion.experiments.shortcuts import SHORTCUTS
-from toma_diffusion.experiments.shortcuts.base import written
-from toma_diffusion.experiments.shortcuts.skipped import SkippedSteps
+from toma_lab.experiments.cells import MethodSpec
+from toma_lab.experiments.costs import StepCosts
+from toma_lab.experiments.facts import Facts, gather_facts
+from toma_lab.experiments.parsing import numbers
+from toma_lab.experiments.shortcuts import SHORTCUTS
+from toma_lab.experiments.shortcuts.base import written
+from toma_lab.experiments.shortcuts.skipped import SkippedSteps
+from toma_lab.metrics import Weights, open_metrics
+from toma_lab.metrics.base import PairMetric, to_pixels
+from toma_lab.metrics.clips import flicker
+from toma_lab.metrics.pixels import pool_psnr
+from toma_lab.pipelines.checkpoints import fingerprint, load_pipeline, public_name
+from toma_lab.pipelines.clips import Clip, ClipRequest, generate
+from toma_lab.pipelines.generation import ImageRequest, makes_clips
+from torch import Tensor
+
+from toma_diffusion import PRESETS, Skip, ToMAConfig
+from toma_diffusion.api import find_denoiser, find_denoisers
+from toma_diffusion.errors import UsageError
 from toma_diffusion.files import check_writable, replacing
-from toma_diffusion.methods import config_class, named_config
-from toma_diffusion.metrics import Weights, open_metrics
-from toma_diffusion.metrics.base import PairMetric, to_pixels
-from toma_diffusion.metrics.clips import flicker
-from toma_diffusion.metrics.pixels import pool_psnr
-from toma_diffusion.pipelines.checkpoints import fingerprint, load_pipeline, public_name
-from toma_diffusion.pipelines.clips import Clip, ClipRequest, generate
-from toma_diffusion.pipelines.generation import ImageRequest, makes_clips
+from toma_diffusion.others import config_class, named_config
 from toma_diffusion.skip.levels import Levels, read_levels
 from toma_diffusion.skip.schedule import computed_steps
 

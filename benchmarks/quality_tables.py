@@ -18,9 +18,9 @@ from table_rows import (
     read,
     read_equal_cost,
 )
+from toma_lab.evaluation import Variant
 
-from toma_diffusion.config.toma import SHARES
-from toma_diffusion.evaluation import Variant
+from toma_diffusion.merge.config import SHARES
 
 NOMINAL_GAINS = (1.15, 1.25, 1.33, 1.43, 1.67, 2.0, 2.5)
 """Lines of fewer steps in the table of equal time. A number of steps belongs to the nearest."""

@@ -28,7 +28,7 @@ bench() {  # NAME ARGUMENTS…: one file of rows, in the background
     local name=$1
     shift
     names[${#names[@]}]=$name
-    python3 -m toma_diffusion.cli bench ${COMMIT:+--commit "$COMMIT"} --take-turns "$folder/gpu.lock" \
+    python3 -m toma_lab.cli bench ${COMMIT:+--commit "$COMMIT"} --take-turns "$folder/gpu.lock" \
         --output "$folder/$name.csv" "$@" > "$folder/$name.log" 2>&1 &
     jobs_of[${#jobs_of[@]}]=$!
 }

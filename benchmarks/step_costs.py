@@ -2,7 +2,7 @@
 
     python benchmarks/step_costs.py
 
-The file is src/toma_diffusion/experiments/step_costs.csv. A test holds it to the rows.
+The file is src/toma_lab/experiments/step_costs.csv. A test holds it to the rows.
 """
 
 import csv
@@ -14,20 +14,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from toma_diffusion.core.schedule import Schedule
-from toma_diffusion.experiments.costs import (
-    BLOCKS,
-    CACHED,
-    FILE,
-    MERGED,
-    SMALLEST_GRID,
-    TIME_SETTINGS,
-    StepCost,
-)
-from toma_diffusion.experiments.shortcuts import SHORTCUTS
-from toma_diffusion.experiments.shortcuts.block_caches import FirstBlockCache
-from toma_diffusion.experiments.shortcuts.deepcache import DeepCache
-from toma_diffusion.methods import METHODS
+from toma_lab.experiments.costs import BLOCKS, CACHED, FILE, MERGED, SMALLEST_GRID, TIME_SETTINGS, StepCost
+from toma_lab.experiments.shortcuts import SHORTCUTS
+from toma_lab.experiments.shortcuts.block_caches import FirstBlockCache
+from toma_lab.experiments.shortcuts.deepcache import DeepCache
+
+from toma_diffusion.merge.schedule import Schedule
+from toma_diffusion.others import METHODS
 
 RESULTS = Path(__file__).with_name("results")
 OLDER = ("denoiser_h200.csv", "methods_h200.csv")

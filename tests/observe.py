@@ -12,10 +12,10 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from toma_diffusion.core import MergePlan
-from toma_diffusion.hooks.root import find_root
-from toma_diffusion.hooks.sites import Hook
-from toma_diffusion.hooks.state import MergeState
+from toma_diffusion.engine.install import find_root
+from toma_diffusion.merge import MergePlan
+from toma_diffusion.merge.sites import Hook
+from toma_diffusion.merge.state import MergeState
 
 BLOCKS = (
     "BasicTransformerBlock",

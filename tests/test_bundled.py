@@ -11,9 +11,7 @@ import toma_diffusion_demo
 from diffusers import StableDiffusionPipeline
 from safetensors import safe_open
 from toma_diffusion_demo import flux_folder, four_step_folder, video_folder
-
-from toma_diffusion import apply_toma
-from toma_diffusion.pipelines.checkpoints import (
+from toma_lab.pipelines.checkpoints import (
     DEMO_MODELS,
     DEMO_MODELS_OF_IMAGES,
     FLUX,
@@ -25,9 +23,11 @@ from toma_diffusion.pipelines.checkpoints import (
     load_pipeline,
     public_name,
 )
-from toma_diffusion.pipelines.clips import ClipRequest, generate_clip
-from toma_diffusion.pipelines.generation import ImageRequest, generate_image, generate_images, makes_clips
-from toma_diffusion.tune.prompts import built_in_prompts
+from toma_lab.pipelines.clips import ClipRequest, generate_clip
+from toma_lab.pipelines.generation import ImageRequest, generate_image, generate_images, makes_clips
+from toma_lab.tune.prompts import built_in_prompts
+
+from toma_diffusion import apply_toma
 
 ROOT = Path(__file__).parents[1]
 LOGS = ("vae", "diffusion-1", "diffusion-2", "diffusion-3")

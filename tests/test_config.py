@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toma_diffusion import PRESETS, ToMAConfig, UsageError
-from toma_diffusion.config import SITES
-from toma_diffusion.config.toma import ASSIGNMENTS, REGIONS, SCOPES, SELECTIONS, UNMERGES
-from toma_diffusion.methods import named_config
+from toma_diffusion.merge.base import SITES
+from toma_diffusion.merge.config import ASSIGNMENTS, REGIONS, SCOPES, SELECTIONS, UNMERGES
+from toma_diffusion.others import named_config
 
 WRONG = [
     ("ratio", 1.0),

@@ -21,12 +21,13 @@ from diffusers import (
 )
 from tiny_checkpoints import checkpoint
 from tiny_clips import clip_folder
+from toma_lab.cli import app
 from torch import nn
 
 import toma_diffusion
-from toma_diffusion import adapters, methods
-from toma_diffusion.adapters.refused import REFUSED
-from toma_diffusion.cli import app
+from toma_diffusion import families as adapters
+from toma_diffusion import others as methods
+from toma_diffusion.families.refused import REFUSED
 
 ROOT = Path(__file__).parent.parent
 OTHERS = ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
@@ -44,7 +45,7 @@ MODULES = [
     for _, name, _ in pkgutil.walk_packages(toma_diffusion.__path__, "toma_diffusion.")
     if not name.endswith("__main__")
     and ("triton_" not in name or find_spec("triton"))
-    and (name != "toma_diffusion.playground.page" or find_spec("gradio"))
+    and (name != "toma_lab.playground.page" or find_spec("gradio"))
 ]
 
 
@@ -139,7 +140,7 @@ def commands(page: Path) -> list[list[str]]:
     calls = [shlex.split(line, comments=True) for line in lines]
     starts = (["toma"], [".venv/bin/toma"])
     found = [call[1:] for call in calls if call[:1] in starts]
-    return found + [call[call.index("toma_diffusion.cli") + 1 :] for call in calls if "toma_diffusion.cli" in call]
+    return found + [call[call.index("toma_lab.cli") + 1 :] for call in calls if "toma_lab.cli" in call]
 
 
 @pages

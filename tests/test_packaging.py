@@ -6,10 +6,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from toma_lab.cli.options import OPTIONAL_MODULES
+from toma_lab.inspection.photograph import SAMPLE
 
 import toma_diffusion
-from toma_diffusion.cli.options import OPTIONAL_MODULES
-from toma_diffusion.inspection.photograph import SAMPLE
 
 tomllib = pytest.importorskip("tomllib", reason="in the standard library since Python 3.11")
 

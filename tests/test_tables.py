@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tiny import sdxl_unet
 from tiny_video import build
+from toma_lab.evaluation.variants import UNMERGED, VariantSpec, variants_of
+from toma_lab.experiments.costs import StepCosts
 
-from toma_diffusion.evaluation.variants import UNMERGED, VariantSpec, variants_of
-from toma_diffusion.experiments.costs import StepCosts
 from toma_diffusion.skip.schedule import computed_steps
 
 ROOT = Path(__file__).parent.parent

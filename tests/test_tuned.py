@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiny import flux_transformer
 from tiny_text import text_pipeline
+from toma_lab.pipelines.generation import ImageRequest, generate_latents
 
 from toma_diffusion import ToMAConfig, ToMeSDConfig, UsageError, apply_toma
-from toma_diffusion.pipelines.generation import ImageRequest, generate_latents
 from toma_diffusion.tuned import ClipSize, Tuned
 
 CONFIG = ToMAConfig(ratio=0.5, num_regions=4)

@@ -18,9 +18,8 @@ from diffusers import (
     WanTransformer3DModel,
 )
 from PIL import Image
+from toma_lab.pipelines.clips import Clip
 from transformers import T5TokenizerFast, UMT5Config, UMT5EncoderModel
-
-from toma_diffusion.pipelines.clips import Clip
 
 WIDTH, LATENTS = 32, 4
 SIZE = (64, 48)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from toma_lab.metrics.lpips import AlexLpips
 from torch import nn
 from transformers import (
     CLIPConfig,
@@ -17,7 +18,6 @@ from transformers import (
     ViTModel,
 )
 
-from toma_diffusion.metrics.lpips import AlexLpips
 from training import tokenizer as tokenizers
 
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -12,15 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from toma_diffusion.adapters import Adapter, Block, _diffusers, find_adapter, supported, unsupported
-from toma_diffusion.config import Config
+from toma_diffusion.engine import upstream
+from toma_diffusion.engine.arguments import Given
+from toma_diffusion.engine.clock import DENOISERS, StepCounter
+from toma_diffusion.engine.install import RootHook, find_root, install
 from toma_diffusion.errors import UsageError
+from toma_diffusion.families import Adapter, Block, find_adapter, supported, unsupported
 from toma_diffusion.handle import ToMAHandle
-from toma_diffusion.hooks.arguments import Given
-from toma_diffusion.hooks.root import RootHook, find_root, install
-from toma_diffusion.hooks.state import Call, MergeState
-from toma_diffusion.hooks.step import DENOISERS, StepCounter
-from toma_diffusion.methods import defaults_that_count, method_of, resolve_config
+from toma_diffusion.merge.base import Config
+from toma_diffusion.merge.state import Call, MergeState
+from toma_diffusion.others import defaults_that_count, method_of, resolve_config
 from toma_diffusion.skip.denoiser import Skipper, keep_out_of_graphs
 from toma_diffusion.skip.history import Seen
 from toma_diffusion.tuned import SUFFIX, Tuned
@@ -168,9 +169,9 @@ def find_denoiser(pipe_or_model: Any) -> nn.Module:
 def find_denoisers(pipe_or_model: Any) -> list[nn.Module]:
     """All denoisers of a pipeline, or the model itself."""
     if isinstance(pipe_or_model, nn.Module):
-        return [_diffusers.unwrap_compiled(pipe_or_model)]
+        return [upstream.unwrap_compiled(pipe_or_model)]
     found = [getattr(pipe_or_model, name, None) for name in DENOISERS]
-    models = [_diffusers.unwrap_compiled(model) for model in found if isinstance(model, nn.Module)]
+    models = [upstream.unwrap_compiled(model) for model in found if isinstance(model, nn.Module)]
     if models:
         return list(dict.fromkeys(models))
     raise UsageError(
@@ -199,7 +200,7 @@ def _build(
     defaults: Mapping[str, Any] | None = None,
 ) -> RootHook:
     method, skips = method_of(config), config.skip is not None
-    if skips and _diffusers.has_block_cache(model):
+    if skips and upstream.has_block_cache(model):
         raise UsageError(
             "skipped steps cannot be combined with a block cache, which skips parts of them too: use one of them."
         )
@@ -249,7 +250,7 @@ def _merging_obstacle(model: nn.Module, adapter: Adapter | None) -> str | None:
         return str(unsupported(model))
     if (obstacle := adapter.obstacle(model)) is not None:
         return obstacle
-    devices = _diffusers.devices_of_map(model)
+    devices = upstream.devices_of_map(model)
     if len(devices) > 1:
         return (
             f"the blocks of this {type(model).__name__} lie on several devices ({', '.join(devices)}), which cannot be "
@@ -282,7 +283,7 @@ def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: Confi
             f"{count} transformer blocks, 0 to {count - 1}, or from the end -1 to {-count}."
         )
     reasons = dict.fromkeys([index % count for index in config.skip_blocks], "in skip_blocks")
-    if config.scope != "module" and _diffusers.has_block_cache(model):
+    if config.scope != "module" and upstream.has_block_cache(model):
         # The cache compares the first block's output with the last one's: both must have the same, whole length.
         for index in (0, len(blocks) - 1):
             reasons.setdefault(index, "a block cache needs the first and the last block whole")
@@ -302,18 +303,18 @@ class LateChanges:
 
     def __call__(self, model: nn.Module) -> None:
         """Look at the model as it is now."""
-        if self.skips and _diffusers.has_block_cache(model):
+        if self.skips and upstream.has_block_cache(model):
             raise RuntimeError(
                 "a block cache was enabled after apply_toma, which skips steps too: switch the cache off, or call "
                 "remove_toma, then apply_toma again with skip=None."
             )
-        if self.merges_an_end and _diffusers.has_block_cache(model):
+        if self.merges_an_end and upstream.has_block_cache(model):
             raise RuntimeError(
                 "a block cache was enabled after apply_toma, and in scopes 'block' and 'stage' it needs the first and "
                 "the last block whole: call remove_toma, then apply_toma again with the cache on."
             )
         merges_whole_blocks = self.scope not in (None, "module")
-        if merges_whole_blocks and torch.is_grad_enabled() and _diffusers.recomputes(model):
+        if merges_whole_blocks and torch.is_grad_enabled() and upstream.recomputes(model):
             raise RuntimeError(
                 f"gradient checkpointing runs blocks a second time, which scope={self.scope!r} cannot follow: "
                 "use scope='module', call disable_gradient_checkpointing, or run under torch.no_grad()."
@@ -332,9 +333,9 @@ def compiled_blocks(model: nn.Module, adapter: Adapter | None = None) -> list[nn
 
 def graphs_obstacle(model: nn.Module, adapter: Adapter | None = None) -> str | None:
     """Why a model cannot be captured as CUDA graphs, if so. The adapter is looked up if it is not given."""
-    if _diffusers.has_block_cache(model):
+    if upstream.has_block_cache(model):
         return "a block cache decides in every step what to run"
-    if _diffusers.is_offloaded(model):
+    if upstream.is_offloaded(model):
         return "weights are offloaded, and move while the model runs"
     adapter = adapter or find_adapter(model)
     return adapter.untraceable if adapter is not None else None

@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from toma_diffusion.config import PRESETS, Learned, Skip
+from toma_diffusion.engine.clock import StepCounter
+from toma_diffusion.engine.compile import compile_denoiser, undo_compile
+from toma_diffusion.engine.install import RootHook, find_root
+from toma_diffusion.engine.summary import Summary, summarize
 from toma_diffusion.errors import UsageError
 from toma_diffusion.files import replacing
-from toma_diffusion.hooks.compiler import compile_denoiser, undo_compile
-from toma_diffusion.hooks.root import RootHook, find_root
-from toma_diffusion.hooks.sites import Hook, remove_hooks
-from toma_diffusion.hooks.step import StepCounter
-from toma_diffusion.hooks.summary import Summary, summarize
+from toma_diffusion.merge.config import PRESETS
+from toma_diffusion.merge.sites import Hook, remove_hooks
+from toma_diffusion.skip.config import Skip
 from toma_diffusion.skip.denoiser import Skipper
+from toma_diffusion.skip.learned import Learned
 
 if TYPE_CHECKING:
     from toma_diffusion.skip.learning import Distance, Progress

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from toma_diffusion.config import Config
 from toma_diffusion.errors import UsageError
 from toma_diffusion.files import replacing
-from toma_diffusion.methods import config_class
+from toma_diffusion.merge.base import Config
+from toma_diffusion.others import config_class
 
 FORMAT = 2
 SUFFIX = ".json"

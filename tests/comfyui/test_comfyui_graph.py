@@ -13,7 +13,7 @@ from observe import bookkeeping
 from safetensors.torch import save_file
 from tiny_comfy import conditioning, wan
 
-from toma_diffusion.integrations.comfyui.nodes import NODES, v1_class
+from toma_diffusion.comfyui.nodes import NODES, v1_class
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "integrations" / "comfyui" / "example_workflows").glob("*.json"))
 PLAIN, HALF, QUARTER = "plain", "half", "quarter"

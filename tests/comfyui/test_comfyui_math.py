@@ -7,11 +7,11 @@ import torch
 from observe import inputs_of, state_of
 from tiny_comfy import FAMILIES, TEXT, flux, patcher_of, qwen_image, sample, wan_config
 
-from toma_diffusion.adapters import Given
 from toma_diffusion.api import apply_with
-from toma_diffusion.hooks.arguments import parameter_names
-from toma_diffusion.hooks.state import image_start
-from toma_diffusion.integrations.comfyui.adapters import find_comfy_adapter
+from toma_diffusion.comfyui.families import find_comfy_adapter
+from toma_diffusion.engine.arguments import parameter_names
+from toma_diffusion.families import Given
+from toma_diffusion.merge.state import image_start
 
 pytestmark = pytest.mark.usefixtures("loaded_nodes")
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from toma_diffusion import UsageError
-from toma_diffusion.config import PRESETS
-from toma_diffusion.integrations.comfyui import NODE_DISPLAY_NAME_MAPPINGS
-from toma_diffusion.integrations.comfyui.nodes import ACCELERATE, NODES, REPORT, overrides_of, v1_class
-from toma_diffusion.integrations.comfyui.place import Place, PlaceReader, missing, parts_of, step_of
-from toma_diffusion.integrations.comfyui.report import MERGED, SKIPPED, WHOLE, StepTimes
+from toma_diffusion.comfyui import NODE_DISPLAY_NAME_MAPPINGS
+from toma_diffusion.comfyui.nodes import ACCELERATE, NODES, REPORT, overrides_of, v1_class
+from toma_diffusion.comfyui.place import Place, PlaceReader, missing, parts_of, step_of
+from toma_diffusion.comfyui.report import MERGED, SKIPPED, WHOLE, StepTimes
+from toma_diffusion.merge.config import PRESETS
 
 ROOT = Path(__file__).parents[2]
 UNSET = {"ratio": -1.0, "start": -1.0, "end": -1.0, "computed": "as in the preset"}
@@ -247,7 +247,7 @@ class TestFolder:
 
     def test_without_comfyui_the_mappings_are_there(self):
         code = (
-            "from toma_diffusion.integrations.comfyui import NODE_CLASS_MAPPINGS\n"
+            "from toma_diffusion.comfyui import NODE_CLASS_MAPPINGS\n"
             "import sys, json; print(json.dumps([sorted(NODE_CLASS_MAPPINGS), 'comfy' in sys.modules]))"
         )
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

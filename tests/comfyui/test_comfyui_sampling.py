@@ -22,9 +22,9 @@ from tiny_comfy import (
 )
 
 from toma_diffusion import Skip, UsageError
-from toma_diffusion.integrations.comfyui import _comfy
-from toma_diffusion.integrations.comfyui.nodes import accelerate, report
-from toma_diffusion.integrations.comfyui.place import Place, PlaceReader
+from toma_diffusion.comfyui import _comfy
+from toma_diffusion.comfyui.nodes import accelerate, report
+from toma_diffusion.comfyui.place import Place, PlaceReader
 
 pytestmark = pytest.mark.usefixtures("loaded_nodes")
 

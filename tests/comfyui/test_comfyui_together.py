@@ -22,7 +22,7 @@ from tiny_comfy import (
     sample,
 )
 
-from toma_diffusion.integrations.comfyui.nodes import report
+from toma_diffusion.comfyui.nodes import report
 
 EXTRAS = ("nodes_pag", "nodes_slg", "nodes_freelunch", "nodes_model_downscale", "nodes_tomesd", "nodes_hypertile")
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from toma_diffusion import Skip
-from toma_diffusion.integrations.comfyui.session import Session
+from toma_diffusion.comfyui.session import Session
 
 WIDTH = 16
 """Channels of the text."""

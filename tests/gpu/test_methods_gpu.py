@@ -7,10 +7,10 @@ import torch
 from gpu_models import compile_model, no_waiting, on_gpu, steps
 from method_cases import first_families
 from tiny import FAMILIES
+from toma_lab.cli import app
 from typer.testing import CliRunner
 
 from toma_diffusion import apply_toma, remove_toma
-from toma_diffusion.cli import app
 
 BY_NAME = {family.name: family for family in FAMILIES}
 SETTINGS = {"ratio": 0.75, "skip_blocks": ()}

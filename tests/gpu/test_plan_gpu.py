@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from toma_diffusion import Action, Grid, MergePlan, Schedule, ToMAConfig, ops
-from toma_diffusion.config.toma import ASSIGNMENTS
+from toma_diffusion.merge.config import ASSIGNMENTS
 
 GRID = Grid(64, 64)
 BACKENDS = ("torch", "triton")

@@ -11,7 +11,7 @@ from diffusers import DDIMScheduler, EulerDiscreteScheduler, FlowMatchEulerDiscr
 from torch import Tensor, nn
 
 from toma_diffusion import Skip, ToMAConfig, ToMAHandle, UsageError, apply_toma
-from toma_diffusion.config import Learned
+from toma_diffusion.skip.learned import Learned
 
 STEPS = 12
 GUIDANCE = 3.0

@@ -12,7 +12,7 @@ from tiny_video import chosen
 from torch import Tensor, nn
 
 from toma_diffusion import apply_toma
-from toma_diffusion.config import Learned, LearnedSteps, Weights
+from toma_diffusion.skip.learned import Learned, LearnedSteps, Weights
 
 WEIGHTS = Weights(outputs=(0.7, -0.4), sample=0.3, last_sample=-0.2)
 STEPS = LearnedSteps(computed=(0, 1), weights={2: (WEIGHTS,)})

@@ -14,11 +14,11 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 from toma_diffusion_demo import loading, model_folder
 from toma_diffusion_demo.loading import WEIGHTS, FrameAutoencoder, load_transformer, wan_pipeline
+from toma_lab.bench import models as bench_models
+from toma_lab.pipelines.checkpoints import open_pipeline
+from toma_lab.pipelines.clips import ClipRequest, generate_clip
 
 from toma_diffusion import Skip, ToMAConfig, UsageError, apply_toma
-from toma_diffusion.bench import models as bench_models
-from toma_diffusion.pipelines.checkpoints import open_pipeline
-from toma_diffusion.pipelines.clips import ClipRequest, generate_clip
 from training import clips, pack, probe, run
 from training import tokenizer as tokenizers
 from training.clip_latents import ClipBatches

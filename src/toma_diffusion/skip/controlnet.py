@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from toma_diffusion.hooks.arguments import Given, parameter_names
-from toma_diffusion.hooks.compiler import skip_frames
-from toma_diffusion.hooks.step import Identity
+from toma_diffusion.engine.arguments import Given, parameter_names
+from toma_diffusion.engine.clock import Identity
+from toma_diffusion.engine.compile import skip_frames
 from toma_diffusion.skip.front import CALL, Front
 from toma_diffusion.skip.history import Seen
 

@@ -16,16 +16,17 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from toma_diffusion.config import Learned, LearnedSteps, Skip, Weights
+from toma_diffusion.engine.arguments import Given, parameter_names
+from toma_diffusion.engine.clock import Identity, Tick, running_pipeline
+from toma_diffusion.engine.compile import skip_frames
 from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.arguments import Given, parameter_names
-from toma_diffusion.hooks.compiler import skip_frames
-from toma_diffusion.hooks.sites import Hook, remove_hooks
-from toma_diffusion.hooks.state import MergeState
-from toma_diffusion.hooks.step import Identity, Tick, running_pipeline
+from toma_diffusion.merge.sites import Hook, remove_hooks
+from toma_diffusion.merge.state import MergeState
 from toma_diffusion.skip import controlnet, front, prior
+from toma_diffusion.skip.config import Skip
 from toma_diffusion.skip.front import Front
 from toma_diffusion.skip.history import History, Seen
+from toma_diffusion.skip.learned import Learned, LearnedSteps, Weights
 from toma_diffusion.skip.levels import Levels, read_levels
 from toma_diffusion.skip.schedule import computed_steps
 

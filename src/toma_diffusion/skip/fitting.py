@@ -18,7 +18,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from toma_diffusion.config import Weights
+from toma_diffusion.skip.learned import Weights
 from toma_diffusion.skip.recording import Trajectory
 
 DEPTH = 3

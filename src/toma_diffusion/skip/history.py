@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from toma_diffusion.config import Weights
-from toma_diffusion.hooks.arguments import Given
-from toma_diffusion.hooks.step import Identity
+from toma_diffusion.engine.arguments import Given
+from toma_diffusion.engine.clock import Identity
+from toma_diffusion.skip.learned import Weights
 
 SAMPLES = ("sample", "hidden_states", "x", "img", "latents")
 """What denoisers call their noisy sample. Of others it is the first argument."""

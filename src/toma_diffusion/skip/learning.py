@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from toma_diffusion.config import Learned, LearnedSteps, Skip, Weights
+from toma_diffusion.engine.clock import Tick
 from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.step import Tick
+from toma_diffusion.skip.config import Skip
 from toma_diffusion.skip.denoiser import Skipper
 from toma_diffusion.skip.fitting import SHRINK, Fit, Places
 from toma_diffusion.skip.history import Seen
+from toma_diffusion.skip.learned import Learned, LearnedSteps, Weights
 from toma_diffusion.skip.levels import Levels
 from toma_diffusion.skip.prior import predicted
 from toma_diffusion.skip.recording import Recorder, Trajectory

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from toma_diffusion.config import Weights
+from toma_diffusion.skip.learned import Weights
 from toma_diffusion.skip.levels import FLOW, IMAGE, NOISE, NOTHING, VELOCITY, Levels
 
 LAST = Weights()

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from toma_diffusion.engine.clock import Tick
 from toma_diffusion.errors import UsageError
-from toma_diffusion.hooks.step import Tick
 from toma_diffusion.skip.history import Seen, pair, take_apart, trimmed
 
 MOST_VALUES = 2**15

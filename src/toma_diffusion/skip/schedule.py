@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from toma_diffusion.config import Skip
+from toma_diffusion.skip.config import Skip
 from toma_diffusion.skip.levels import Levels
 
 CLEAREST, NOISIEST = 2.0, -20.0

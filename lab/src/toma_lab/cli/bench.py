@@ -1,0 +1,182 @@
+"""`toma bench`: measure how much faster merging makes a denoiser on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toma_diffusion.errors import UsageError
+from toma_lab.cli.options import find_device, report_user_errors
+
+if TYPE_CHECKING:
+    import torch
+
+    from toma_lab.bench.models import Denoiser
+    from toma_lab.bench.pipelines import EndToEnd
+
+SIZES = ("auto", "real", "small")
+
+
+@report_user_errors("metrics")
+def bench(
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Random weights: sdxl, sd15, sd35, flux, flux2, flux2-klein, flux2-klein-4b, flux3, qwen-image, "
+            "qwen-image-21, z-image, krea2, chroma, auraflow; of clips wan, wan-480p, wan-ti2v-5b, ltx2, h3, "
+            "hunyuan15. Or bundled, bundled-4step, bundled-flux, bundled-video (clips), a folder, a file, a hub id."
+        ),
+    ] = "sdxl",
+    size: Annotated[str, typer.Option(help="real or small. auto: real on a GPU, small on a CPU.")] = "auto",
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Presets or methods, each with optional settings: balanced,fast:computed=10,toma:scale=inf,tomesd. "
+            "Fewer steps, and diffusers' caches: steps:14,first-block-cache:0.1,taylorseer:3."
+        ),
+    ] = "balanced,fast,toma,toma-tile,toma-once,toma-stage",
+    ratios: Annotated[str, typer.Option(help="Fractions of the tokens to remove.")] = "0.25,0.5,0.75",
+    scopes: Annotated[str, typer.Option(help="module, block, stage. Default: those of the methods.")] = "",
+    resolution: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. A list is allowed.")] = "",
+    frames: Annotated[int | None, typer.Option(help="Of a clip. Default: those of the model, 81 of wan.")] = None,
+    batch: Annotated[str, typer.Option(help="Batch size of a call, with guidance. A list is allowed.")] = "",
+    modes: Annotated[
+        str, typer.Option(help="eager, compiled, graph (CUDA graphs). Default: all on a GPU, eager on a CPU.")
+    ] = "",
+    compile: Annotated[str, typer.Option(help="block, whole, graphs (whole, as CUDA graphs), or none.")] = "block",
+    steps: Annotated[int, typer.Option(help="Denoiser calls in a run.")] = 20,
+    repeats: Annotated[int, typer.Option(help="Runs; the median counts.")] = 5,
+    bounds: Annotated[
+        str, typer.Option(help="Also time the lower-bound and floor of each method; or one of them, or none.")
+    ] = "lower-bound,floor",
+    pipeline: Annotated[bool, typer.Option("--pipeline", help="Also time the text encoders and the decoder.")] = False,
+    cache: Annotated[float | None, typer.Option(help="Threshold of diffusers' FirstBlockCache.")] = None,
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
+    output: Annotated[Path, typer.Option(help="CSV file to append to. Its rows are not measured again.")] = Path(
+        "bench.csv"
+    ),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Overwrite the file.")] = False,
+    take_turns: Annotated[
+        Path | None,
+        typer.Option(help="Lock file that benchmarks on one GPU share: all compile at once, one at a time is timed."),
+    ] = None,
+    commit: Annotated[str | None, typer.Option(help="Commit to record. Default: that of the checkout.")] = None,
+) -> None:
+    """Time a denoiser with and without merging, in the same mode, and write one CSV row per measurement."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from toma_diffusion.files import check_writable
+    from toma_lab.bench.pipelines import check_surroundings
+    from toma_lab.bench.published import MODELS
+    from toma_lab.bench.records import Records, claimed
+    from toma_lab.bench.runner import Runner
+    from toma_lab.bench.scenario import Scenario, compare
+    from toma_lab.bench.tables import table_of
+    from toma_lab.bench.turns import Turns
+    from toma_lab.experiments.cells import MethodSpec
+    from toma_lab.experiments.facts import gather_facts
+    from toma_lab.experiments.parsing import Resolution, numbers, split_list
+    from toma_lab.experiments.shortcuts import parse_shortcut, shortcut_class
+
+    console = Console()
+    where = find_device(device)
+    texts = split_list(methods)
+    shortcuts = tuple(parse_shortcut(text) for text in texts if shortcut_class(text) is not None)
+    parsed_methods = tuple(MethodSpec.parse(text) for text in texts if shortcut_class(text) is None)
+    caches = [shortcut for shortcut in shortcuts if shortcut.is_cache]
+    parsed_modes = _modes(split_list(modes), where, compile, cache is not None or bool(caches))
+    if pipeline and model in MODELS:
+        check_surroundings(model)
+    denoiser, make_parts = _open(model, size, dtype, where)
+    scenario = Scenario(
+        methods=parsed_methods,
+        ratios=tuple(numbers("ratio", ratios, float)),
+        scopes=tuple(split_list(scopes)),
+        resolutions=tuple(
+            Resolution.parse(text, denoiser.family.multiple)
+            for text in split_list(resolution) or [denoiser.default_size]
+        ),
+        batches=tuple(numbers("batch", batch, int)) or (denoiser.default_batch,),
+        modes=parsed_modes,
+        compile=compile,
+        steps=steps,
+        repeats=repeats,
+        bounds=tuple(name for name in split_list(bounds) if name != "none"),
+        pipeline=pipeline,
+        cache=cache,
+        shortcuts=shortcuts,
+        frames=denoiser.frames_of(frames),
+    )
+    if cache is not None and not hasattr(denoiser.model, "enable_cache"):
+        raise UsageError(f"--cache {cache:g}: a {type(denoiser.model).__name__} has no block cache; transformers do.")
+    comparisons = compare(
+        denoiser.model,
+        scenario.methods,
+        scenario.ratios,
+        scenario.scopes,
+        bounds=scenario.bounds,
+        shortcuts=shortcuts,
+    )
+    for method in scenario.methods:
+        for reason in method.impossible(scenario.ratios):
+            console.print(f"Left out: {reason}", highlight=False, soft_wrap=True)
+    check_writable(output)
+    if take_turns is not None:
+        check_writable(take_turns)
+        if take_turns.resolve() == output.resolve():
+            raise UsageError(f"--take-turns and --output are both {str(output)!r}: give each a file of its own.")
+
+    facts = gather_facts(where, commit)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with claimed(output), Turns(take_turns) as turns:
+        records = Records(output, fresh=fresh)
+        with Progress(*columns, console=console, transient=True) as progress:
+            parts = make_parts if pipeline else None
+            runner = Runner(scenario, denoiser, comparisons, records, facts, parts, progress, turns)
+            runner.run()
+    for group in runner.groups:
+        if table := table_of(group, records, facts):
+            console.print(table)
+    console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
+    if runner.failures:
+        console.print(f"{runner.failures} measurements failed; the same command tries them again.", highlight=False)
+        raise typer.Exit(1)
+
+
+def _modes(names: list[str], device: torch.device, compile: str, is_cached: bool) -> tuple[str, ...]:
+    if not names:  # everything that the device and the other options allow
+        on_gpu = device.type == "cuda"
+        allowed = {"eager": True, "compiled": on_gpu and compile != "none", "graph": on_gpu and not is_cached}
+        return tuple(mode for mode, is_allowed in allowed.items() if is_allowed)
+    if "graph" in names and device.type == "cpu":
+        refusal = "mode 'graph' needs a GPU: CUDA graphs do not exist on a CPU"
+        names = [name for name in names if name != "graph"]
+        if not names:
+            raise UsageError(f"{refusal}.")
+        typer.echo(f"{refusal}. The other modes are measured.")
+    return tuple(names)
+
+
+def _open(name: str, size: str, dtype: str, device: torch.device) -> tuple[Denoiser, Callable[[], EndToEnd]]:
+    """The denoiser, and a function that builds the rest of its pipeline."""
+    from toma_lab.bench.models import build, load
+    from toma_lab.bench.pipelines import LoadedPipeline, RandomPipeline
+    from toma_lab.bench.published import MODELS
+    from toma_lab.pipelines.checkpoints import DTYPES
+
+    if size not in SIZES:
+        raise UsageError(f"size {size!r} is not known: use one of {', '.join(SIZES)}.")
+    if dtype and dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r} is not known: use one of {', '.join(DTYPES)}.")
+    chosen = DTYPES[dtype] if dtype else None
+    if name not in MODELS:
+        loaded = load(name, device=device, dtype=chosen)
+        return loaded, lambda: LoadedPipeline(loaded)
+    small = size == "small" or (size == "auto" and device.type == "cpu")
+    denoiser = build(name, small=small, device=device, dtype=chosen)
+    return denoiser, lambda: RandomPipeline(name, denoiser, small=small)

@@ -1,0 +1,174 @@
+"""`toma demo`: compare token merging methods on the demo model, with nothing to download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toma_lab.cli.options import find_device, report_user_errors
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from toma_lab.evaluation import RunFolder
+
+PROMPTS = (
+    "3d emoji of a red apple",
+    "3d emoji of smiling face with sunglasses",
+    "a photo of blue pants",
+    "a photo of a t-shirt",
+)
+"""The demo model was trained on emoji and photographs of clothes."""
+SEEDS = (0,)
+GUIDANCE = 4.0
+"""As the model card recommends."""
+METHODS: tuple[tuple[str, tuple[float, ...]], ...] = (
+    ("balanced", (0.5,)),
+    ("fast", (0.5,)),
+    ("toma-stage", (0.5,)),
+)
+"""With the baseline and four prompts these are, with fewer steps, 20 images: about 90 seconds on two CPU cores."""
+FEWER = 1.43
+"""How many times fewer steps are taken in one row, to compare the others with: 14 in place of 20."""
+METRICS = ("mse", "psnr", "ssim", "lpips")
+"""LPIPS only if its weights are given, in this run or a later one."""
+GRID = "grid.png"
+
+
+@report_user_errors("demo")
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder to write to. A run that is already there is resumed.")] = Path(
+        "demo"
+    ),
+    steps: Annotated[int, typer.Option(help="Denoising steps.")] = 20,
+    lpips_weights: Annotated[
+        Path | None, typer.Option(help="A .safetensors file with the weights of LPIPS, to measure it too.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run in the folder and start again.")] = False,
+) -> None:
+    """Generate a few images without merging, with ToMA and with other methods, and compare speed and quality."""
+    from rich.console import Console
+
+    _demo(Console(markup=False), output, steps, lpips_weights, device, fresh)
+
+
+def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None, device: str, fresh: bool) -> None:
+    from accelerate import PartialState
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from toma_diffusion.api import find_denoiser
+    from toma_lab.evaluation import BASELINE, Plan, RunFolder, Variant
+    from toma_lab.evaluation.run import evaluate
+    from toma_lab.evaluation.table import to_rich
+    from toma_lab.evaluation.variants import VariantSpec, variants_of
+    from toma_lab.experiments.facts import gather_facts
+    from toma_lab.metrics import Weights, open_metrics
+    from toma_lab.pipelines.checkpoints import BUNDLED, fingerprint, load_pipeline
+    from toma_lab.report.page import write_report
+
+    pipe: Any = load_pipeline(BUNDLED, str(find_device(device)))
+    denoiser = find_denoiser(pipe)
+    fewer = [(f"steps:{round(steps / FEWER)}", (0.5,))] if steps > 1 else []
+    chosen = [
+        each for name, ratios in [*METHODS, *fewer] for each in variants_of(denoiser, [VariantSpec.parse(name)], ratios)
+    ]
+    plan = Plan(
+        model=BUNDLED,
+        prompts=PROMPTS,
+        seeds=SEEDS,
+        variants=(Variant(BASELINE), *chosen),
+        metrics=METRICS,
+        steps=steps,
+        guidance=GUIDANCE,
+        dtype=str(pipe.dtype).removeprefix("torch."),
+        weights=fingerprint(pipe),
+    )
+    if fresh:
+        _clear(output)
+    folder = RunFolder.start(output, plan, gather_facts(pipe.device))
+    possible = [name for name in METRICS if name != "lpips" or lpips_weights]
+    metrics = open_metrics(possible, Weights(lpips=lpips_weights), pipe.device)
+    for sentence in metrics.missing:
+        console.print(sentence, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        evaluate(folder, pipe, metrics, PartialState(cpu=pipe.device.type == "cpu"), progress)
+        bar = progress.add_task("generating the merge map", total=steps)
+        _write_merge_map(folder, pipe, lambda: progress.advance(bar))
+    grid, page = _write_grid(folder), write_report(folder)
+    console.print(to_rich(folder))
+    for line in _what_to_look_at(grid, page):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _what_to_look_at(grid: Path, page: Path) -> list[str]:
+    from toma_diffusion.api import DEFAULT_PRESET
+
+    return [
+        f"Open {page} in a browser: table, plots, and a slider to compare each image with the baseline. "
+        f"{grid} shows all images at once.",
+        "Columns: method, and fraction of tokens removed if it merges; s = seconds per image; speed-up = baseline time "
+        "/ method time, median over the images; the others = distance to the baseline's image (↑ higher is closer, ↓ "
+        "lower).",
+        f"{DEFAULT_PRESET} is the default of apply_toma(pipe): it computes 12 of 20 steps, and predicts the model's "
+        "output in the others. fast computes 8. toma-stage merges tokens. The last row takes fewer steps and changes "
+        "nothing else.",
+        "This model is small: merging tokens saves more time on large models such as SDXL and Flux. The paper's "
+        "results suggest that it also loses less there. See docs/speed.md and docs/quality.md.",
+    ]
+
+
+def _clear(output: Path) -> None:
+    """Delete the files of a run, and nothing else in its folder."""
+    import shutil
+
+    if not (output / "run.json").exists():
+        return
+    for name in ("images", "scores"):
+        shutil.rmtree(output / name, ignore_errors=True)
+    for name in ("table.csv", "run.json"):  # run.json last: without it the folder does not count as a run
+        (output / name).unlink(missing_ok=True)
+
+
+def _write_merge_map(folder: RunFolder, pipe: Any, advance: Any) -> None:
+    """Generate the first image again with ToMA, and plot what merges into what."""
+    from toma_lab.evaluation.run import applied
+    from toma_lab.inspection.merge_map import MergeMapRecorder, plot_merge_maps
+    from toma_lab.pipelines.generation import ImageRequest, generate_image
+    from toma_lab.report.page import MERGE_MAP
+
+    plan, item = folder.plan, folder.plan.items[0]
+    variant = next(each for each in plan.variants if each.name == "toma-stage")  # it merges in every step
+    with applied(pipe, variant, plan.steps) as handle:
+        assert handle is not None
+        recorder = MergeMapRecorder(handle)
+
+        def on_step(step: int) -> None:
+            recorder(step)
+            advance()
+
+        image = generate_image(pipe, ImageRequest(item.prompt, item.seed, plan.steps, plan.guidance), on_step)
+    plot_merge_maps(image, recorder.maps, f"{item.prompt}: {variant.title}", folder.path / MERGE_MAP)
+
+
+def _write_grid(folder: RunFolder) -> Path:
+    """Write all images on one sheet: a row per prompt, a column per method."""
+    from PIL import Image
+
+    from toma_lab.pipelines.generation import write_png
+    from toma_lab.report.sheet import make_sheet
+
+    variants = folder.plan.variants
+    images, captions = [], []
+    for item in folder.plan.items:
+        for variant in variants:
+            images.append(Image.open(folder.image_path(variant, item)).convert("RGB"))
+            scores = folder.item_scores(variant, item).values
+            detail = f"PSNR {scores['psnr']:.1f} dB" if "psnr" in scores else item.prompt
+            captions.append(f"{variant.title}\n{scores['seconds']:.1f} s, {detail}")
+    path = folder.path / GRID
+    write_png(make_sheet(images, captions, len(variants)), path, folder.plan.to_dict())
+    return path

@@ -1,0 +1,187 @@
+"""`toma learn`: learn on a model which steps to compute and how to predict the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toma_diffusion.errors import UsageError
+from toma_lab.cli.options import find_device, report_user_errors
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from torch import Tensor
+
+    from toma_diffusion.skip.learned import Learned
+    from toma_diffusion.skip.learning import Distance
+
+STEPS = 20
+FIRST_SEED = 1000
+"""Other commands begin with 0: what is learned from is not what is looked at later."""
+
+
+@report_user_errors("metrics")
+def learn_command(
+    model: Annotated[
+        str,
+        typer.Option(
+            help="bundled, bundled-4step, bundled-flux, bundled-video (clips), a folder, a .safetensors file, a hub id."
+        ),
+    ] = "bundled",
+    steps: Annotated[
+        int | None, typer.Option(help=f"Denoising steps of a generation. Default: {STEPS}; of bundled-4step 4.")
+    ] = None,
+    guidance: Annotated[
+        float | None, typer.Option(help="Guidance scale. Default: that of the pipeline; of bundled-4step 1: none.")
+    ] = None,
+    computed: Annotated[
+        str, typer.Option(help="How many steps are computed: 12,8,6. Default: as many as the presets compute.")
+    ] = "",
+    images: Annotated[
+        int,
+        typer.Option(help="Generations to learn from. One of four is not learned from, but checks what was learned."),
+    ] = 6,
+    minutes: Annotated[
+        float,
+        typer.Option(help="How long to go on afterwards: other steps and weights are tried on whole generations."),
+    ] = 0.0,
+    prompts: Annotated[
+        str, typer.Option(help="A text file, one prompt per line, or a CSV file with a column prompt. Default: ours.")
+    ] = "",
+    size: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. Default: that of the pipeline.")] = "",
+    frames: Annotated[int | None, typer.Option(help="Of a clip. Default: those of the pipeline.")] = None,
+    image: Annotated[Path | None, typer.Option(help="What all clips of an image-to-video pipeline begin with.")] = None,
+    lpips_weights: Annotated[
+        Path | None, typer.Option(help="A .safetensors file. Without it, the difference of pixels is used.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
+    output: Annotated[Path, typer.Option(help="The file to write.")] = Path("learned.json"),
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin anew, although a command that was ended could be resumed.")
+    ] = False,
+) -> None:
+    """Learn on a model which steps to compute and how to predict the others. Writes learned.json.
+
+    Takes about the time of nine generations, and the --minutes that you give it. Ended, the same command goes on.
+    """
+    import warnings
+
+    from rich.console import Console
+
+    from toma_diffusion import PRESETS, apply_toma
+    from toma_diffusion.files import check_writable
+    from toma_diffusion.skip.learning import FEWEST
+    from toma_diffusion.skip.store import FolderStore
+    from toma_lab.evaluation.prompts import load_prompts
+    from toma_lab.experiments.parsing import Resolution
+    from toma_lab.pipelines.checkpoints import fingerprint, load_pipeline, public_name, steps_and_guidance
+    from toma_lab.pipelines.clips import ClipRequest, check_request, generate
+    from toma_lab.pipelines.generation import ImageRequest, makes_clips
+    from toma_lab.tune.prompts import built_in_prompts
+
+    if images < FEWEST:
+        raise UsageError(f"--images {images} are too few to learn from: give {FEWEST} or more.")
+    if not 0 <= minutes < float("inf"):  # handle.learn says the same, but only when a model is loaded
+        raise UsageError(f"--minutes {minutes} is not allowed: give 0 or more.")
+    counts = _counts(computed)
+    where = find_device(device)
+    chosen = load_prompts(prompts) if prompts else ()
+    resolution = Resolution.parse(size, 8) if size else None
+    steps, guidance = steps_and_guidance(model, steps, guidance, STEPS)
+    pipe: Any = load_pipeline(model, str(where), dtype or None)
+    pipe.set_progress_bar_config(disable=True)
+    clips = makes_clips(pipe)
+    chosen = chosen or built_in_prompts(model, clips=clips)
+    wide, high = (resolution.width, resolution.height) if resolution else (None, None)
+
+    def request(index: int) -> ImageRequest:
+        prompt, seed = chosen[index % len(chosen)], FIRST_SEED + index
+        if clips:
+            return ClipRequest(prompt, seed, steps, guidance, wide, high, frames=frames, image=image)
+        return ImageRequest(prompt, seed, steps, guidance, wide, high)
+
+    if clips or (frames, image) != (None, None):
+        check_request(pipe, ClipRequest("", frames=frames, image=image))
+    requests = [request(index) for index in range(images)]
+    settings = {
+        "model": public_name(model),
+        "weights": fingerprint(pipe),
+        "dtype": str(pipe.dtype).removeprefix("torch."),
+        "device": where.type,
+        "requests": [str(each) for each in requests],
+        "computed": computed,
+        "lpips": lpips_weights is not None,
+    }
+    check_writable(output)
+    folder = output.with_name(f".{output.name}.learning")
+    if fresh and folder.exists():
+        FolderStore.clear(folder)
+    store = FolderStore(folder, settings)
+    console = Console(markup=False)
+    handle = apply_toma(pipe, "fast")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        learned = handle.learn(
+            [lambda each=each: generate(pipe, [each]) for each in requests],  # type: ignore[misc]
+            computed=counts,
+            minutes=minutes,
+            distance=None if lpips_weights is None else _lpips(lpips_weights, where),
+            folder=store,
+        )
+    for warning in caught:
+        if "left as it was" in str(warning.message):  # what was refused
+            console.print(f"Note: {warning.message}", highlight=False, soft_wrap=True)
+    handle.save(output)
+    store.delete()
+    console.print(_table(learned, "LPIPS" if lpips_weights else "difference of pixels"))
+    presets = {name: preset.skip for name, preset in PRESETS.items() if preset.skip is not None}
+    named = next((name for name, skip in presets.items() if skip.count(steps) in learned.counts), None)
+    setting = f'"{named}"' if named else f'"fast", computed={learned.counts[0]}'
+    console.print(f"Wrote {output}. Use it: apply_toma(pipe, {setting}, learned={str(output)!r})", highlight=False)
+
+
+def _counts(text: str) -> list[int] | None:
+    if not text:
+        return None
+    try:
+        counts = [int(each) for each in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--computed {text!r} is not a list of numbers: write 12,8,6.") from error
+    if min(counts) < 1:
+        raise UsageError(f"--computed {text!r} has a number below 1: at least one step is computed.")
+    return counts
+
+
+def _lpips(path: Path, device: Any) -> Distance:
+    """LPIPS of pictures, or the mean over the frames of a clip."""
+    import torch
+
+    from toma_lab.metrics.lpips import Lpips
+
+    metric = Lpips(path, device)
+
+    def pixels(pictures: Sequence[Tensor]) -> Tensor:
+        return torch.stack([each.permute(2, 0, 1).float() / 255 for each in pictures]).to(device)
+
+    @torch.no_grad()
+    def distance(ones: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+        return float(metric.distances(pixels(ones), pixels(others)).mean())
+
+    return distance
+
+
+def _table(learned: Learned, what: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=f"Learned for {learned.num_steps} steps", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("computed", "steps", f"{what} ↓", "with nothing learned"):
+        table.add_column(heading, overflow="fold")
+    for each in learned.steps:
+        numbers = (f"{each.distance:.4f}", f"{each.distance_before:.4f}")
+        table.add_row(str(each.count), ", ".join(map(str, each.computed)), *numbers)
+    return table

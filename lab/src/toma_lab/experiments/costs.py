@@ -1,0 +1,237 @@
+"""What a generation costs on a large model, computed from measured steps, for a small model that stands for it.
+
+A small model is too fast to show what merging saves on a large one. Its images are compared at the time that the same
+settings take there: each step costs a share of a whole step, from rows of `toma bench` (step_costs.csv).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from toma_diffusion.errors import UsageError
+from toma_diffusion.merge.base import Config
+from toma_diffusion.merge.config import PRESETS
+from toma_diffusion.merge.schedule import Schedule
+from toma_diffusion.others import method_of
+from toma_diffusion.skip.schedule import computed_steps
+from toma_lab.experiments.shortcuts import Shortcut
+
+FILE = Path(__file__).with_name("step_costs.csv")
+"""Written by benchmarks/step_costs.py from the rows in benchmarks/results."""
+MERGED, CACHED = "merged", "cached"
+"""Kinds of steps."""
+TIME_SETTINGS = ("unmerge", "sites", "share", "size_aware_attention", "norm_preserving")
+"""Settings that change the time of a step. The regions, how destinations are chosen and how often cost far less."""
+MODELS_OF_LIKE_BLOCKS = ("flux", "wan-480p")
+"""Models whose blocks cost about the same each, so that half of them merged saves half. Those of a UNet do not: they
+are of several grids."""
+BLOCKS: Mapping[str, int] = {"sdxl": 70, "flux": 57, "wan-480p": 40}
+"""Transformer blocks of the measured models."""
+SMALLEST_GRID: Mapping[str, int] = {"sdxl": 1024, "flux": 4096, "wan-480p": 32760}
+"""Tokens of the smallest grid that was merged there: at 1024×1024; of Wan 81 frames of 832×480."""
+LEFT_WHOLE = ("skip_blocks", "min_tokens")
+"""Settings that leave another part of a small model whole than of a large one."""
+COUNTED_APART = ("ratio", "window", "max_steps", "skip")
+"""Settings that a variant of a preset may change: every ratio has rows of its own, steps outside the window cost what a
+whole step costs, and skipped steps cost nothing."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a step of one kind costs: a merged one, or one in which a cache skips blocks."""
+
+    model: str
+    kind: str
+    method: str
+    """`toma`, `tomesd`, `tofu`, `todo`; or the cache."""
+    preset: str = ""
+    scope: str = ""
+    assign: str = ""
+    is_hard: bool = False
+    """Whether the assignment is an index. It counts only for a global one."""
+    ratio: float = 0.0
+    leaves_grids: bool = False
+    """Whether `min_tokens` leaves the smaller grids whole."""
+    merged_blocks: float = 1.0
+    """The share of the blocks that are merged."""
+    extras: str = "{}"
+    """Those of `TIME_SETTINGS` that differ from the defaults, as JSON."""
+    within_frames: bool = False
+    """Whether regions stay inside a frame of a clip (`region_frames=1`)."""
+    share: float = 1.0
+    """Of the time of a whole step."""
+    source: str = ""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, str]) -> StepCost:
+        """From a row of the file."""
+        return cls(
+            **{
+                name: row[name] for name in ("model", "kind", "method", "preset", "scope", "assign", "extras", "source")
+            },
+            is_hard=row["is_hard"] == "True",
+            ratio=float(row["ratio"]),
+            leaves_grids=row["leaves_grids"] == "True",
+            merged_blocks=float(row["merged_blocks"]),
+            within_frames=row["within_frames"] == "True",
+            share=float(row["share"]),
+        )
+
+
+@dataclass(frozen=True)
+class PresetStep:
+    """A merged step of a preset, as it was measured on the large model."""
+
+    preset: str
+    share: float
+    """Of the time of a whole step."""
+    not_counted: Mapping[str, Any]
+    """Settings that differ from those of the preset, and that no row tells apart: regions, selection, schedule."""
+
+    @property
+    def note(self) -> str:
+        """A sentence about them; empty if there are none."""
+        if not self.not_counted:
+            return ""
+        settings = ", ".join(f"{name}={value}" for name, value in self.not_counted.items())
+        return f"a merged step is taken to cost what one of {self.preset} costs; not counted: {settings}"
+
+
+class StepCosts:
+    """Those of one model."""
+
+    def __init__(self, model: str, costs: Sequence[StepCost]) -> None:
+        self.model = model
+        self.costs = tuple(costs)
+
+    @classmethod
+    def load(cls, model: str, path: Path = FILE) -> StepCosts:
+        """From the file of this package, or another of the same columns."""
+        with path.open(newline="", encoding="utf-8") as file:
+            costs = [StepCost.from_row(row) for row in csv.DictReader(file)]
+        known = sorted({cost.model for cost in costs})
+        if model not in known:
+            raise UsageError(f"there are no measured steps of {model!r}: use one of {', '.join(known)}.")
+        return cls(model, [cost for cost in costs if cost.model == model])
+
+    def gain(
+        self,
+        steps: int,
+        *,
+        preset: str = "",
+        config: Config | None = None,
+        shortcuts: Sequence[Shortcut] = (),
+        cached: float = 0.0,
+        blocks: int = 0,
+    ) -> float | None:
+        """How many times faster than all steps as they are; None if a step that it needs has not been measured.
+
+        Args:
+            steps: of the run, with nothing saved.
+            preset: its name. If the settings are its own, so is the row (`step_of_preset`). Otherwise rows of the same
+                preset are preferred.
+            config: of merging and skipped steps.
+            shortcuts: fewer steps, or a cache.
+            cached: the share of the steps in which the cache skipped blocks.
+            blocks: transformer blocks of the small model, to tell which share of them `skip_blocks` leaves.
+        """
+        left = steps
+        for shortcut in shortcuts:
+            left = shortcut.steps_of(left)
+        computed = range(left) if config is None or config.skip is None else computed_steps(config.skip, left)
+        inside = _count_merged(config, left, computed)
+        merged = self._merged(preset, config, blocks) if config is not None and inside else 1.0
+        caches = [shortcut for shortcut in shortcuts if shortcut.is_cache]
+        cached = cached if caches else 0.0
+        if cached and (0 < inside < left or len(computed) < left):
+            return None  # nobody knows in which kind of steps the cache skips blocks
+        caching = self._cached(caches[0]) if cached else 1.0
+        if merged is None or caching is None:
+            return None
+        whole = len(computed) - inside  # a skipped step costs nothing: the denoiser does not run
+        return steps / ((1 - cached) * (inside * merged + whole) + cached * left * caching)
+
+    def step_of_preset(self, preset: str, config: Config | None) -> PresetStep | None:
+        """The measured step of a preset, for a configuration that has all its settings that change the time of a step.
+
+        Then the configuration stands for the preset on the large model. There the last block is one of many, and no
+        grid may be too small, so neither the blocks nor the grids of the small model count. None if the configuration
+        is another one, or if that step has not been measured.
+        """
+        if config is None or preset not in PRESETS or self.model not in BLOCKS:
+            return None
+        own = replace(PRESETS[preset], ratio=config.ratio)
+        values, plain = config.to_dict(), own.to_dict()
+        if identity(config) != identity(own) or any(values[name] != plain[name] for name in LEFT_WHOLE):
+            return None
+        wanted = identity(own) | {"leaves_grids": own.min_tokens > SMALLEST_GRID[self.model]}
+        share = self._share(self._rows(preset, wanted), 1 - len(own.skip_blocks) / BLOCKS[self.model])
+        if share is None:
+            return None
+        differing = {name: value for name, value in values.items() if value != plain[name]}
+        not_counted = {name: value for name, value in differing.items() if name not in COUNTED_APART}
+        return PresetStep(preset, share, not_counted)
+
+    def _merged(self, preset: str, config: Config, blocks: int) -> float | None:
+        """The share of a whole step that a merged one takes."""
+        of_preset = self.step_of_preset(preset, config)
+        if of_preset is not None:
+            return of_preset.share
+        own = 1 - len(config.skip_blocks) / blocks if blocks else 1.0
+        return self._share(self._rows(preset, identity(config)), own)
+
+    def _share(self, costs: Sequence[StepCost], merged_blocks: float) -> float | None:
+        """The share of those with that part of the blocks merged; where blocks are alike, as if it were that part."""
+        exact = [cost.share for cost in costs if abs(cost.merged_blocks - merged_blocks) < 0.005]
+        if exact:
+            return median(exact)
+        if costs and self.model in MODELS_OF_LIKE_BLOCKS:
+            return 1 - merged_blocks * median((1 - cost.share) / cost.merged_blocks for cost in costs)
+        return None
+
+    def _rows(self, preset: str, wanted: Mapping[str, Any]) -> list[StepCost]:
+        """Those of these settings; if there are any of the preset, those alone."""
+        found = [cost for cost in self.costs if cost.kind == MERGED and _matches(cost, wanted)]
+        return [cost for cost in found if cost.preset == preset] or found
+
+    def _cached(self, cache: Shortcut) -> float | None:
+        """The share of a whole step that one takes in which the cache skips blocks, or a little more."""
+        found = [cost.share for cost in self.costs if cost.kind == CACHED and cost.method == cache.skipped_step]
+        if not found or not cache.more_blocks:
+            return median(found) if found else None
+        least = median(found)
+        return least + (1 - least) * cache.more_blocks / BLOCKS[self.model]
+
+
+def _count_merged(config: Config | None, steps: int, computed: Iterable[int]) -> int:
+    """In how many of the computed steps tokens are merged."""
+    if config is None or not config.ratio:
+        return 0
+    schedule = Schedule.from_config(config)
+    return sum(schedule.action(step, steps) is not None for step in computed)
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """The fields of a `StepCost` that a configuration decides, but for the blocks."""
+    values, defaults = config.to_dict(), type(config)().to_dict()
+    extras = {name: values[name] for name in TIME_SETTINGS if name in values and values[name] != defaults[name]}
+    return {
+        "method": method_of(config).name,
+        "scope": config.scope,
+        "assign": config.assign,
+        "is_hard": config.assign == "global" and values.get("scale") == "inf",
+        "ratio": config.ratio,
+        "leaves_grids": bool(values.get("min_tokens")),
+        "extras": json.dumps(extras, sort_keys=True),
+        "within_frames": values.get("region_frames") == 1,
+    }
+
+
+def _matches(cost: StepCost, wanted: Mapping[str, Any]) -> bool:
+    return all(getattr(cost, name) == value for name, value in wanted.items())

@@ -1,0 +1,120 @@
+"""The table of a run in the layout of the paper: methods with their ratios, and the best value of each ratio marked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from toma_lab.evaluation.plan import Variant
+from toma_lab.evaluation.table import FORMATS, HEADINGS, MEASURED
+from toma_lab.metrics import METRICS
+
+LABELS: Mapping[str, str] = {**HEADINGS, "seconds": "Sec/img ↓", "speedup": "Speed-up ↑", "gain": "Gain ↑"}
+DIGITS: Mapping[str, str] = {**FORMATS, "seconds": ".2f"}
+"""Headings and formats as in the terminal, with more room for the times."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value."""
+
+    text: str
+    value: float | None
+    best: bool = False
+    """Whether it is the best at its ratio."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One variant of a method."""
+
+    point: str
+    """What distinguishes it from the others: the ratio; of fewer steps and caches the steps, threshold or interval."""
+    cells: tuple[Cell, ...]
+    gain: float | None = None
+    """How many times faster it is."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method, with one line per ratio, number of steps, threshold or interval."""
+
+    name: str
+    settings: str
+    """Settings other than that. They distinguish methods of the same name."""
+    saves_time: bool
+    """Whether it is anything but the model as it is."""
+    lines: tuple[Line, ...]
+
+    @property
+    def title(self) -> str:
+        """Name and settings."""
+        return f"{self.name}, {self.settings}" if self.settings else self.name
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """Headings, and the methods in the order of the run."""
+
+    columns: tuple[str, ...]
+    """Names of the columns that are not empty."""
+    headings: tuple[str, ...]
+    methods: tuple[Method, ...]
+    time_of: str = ""
+    """The large model for which gains were computed. Empty: they were measured."""
+    thing: str = "image"
+    """What was generated: `image` or `clip`."""
+
+
+def paper_table(variants: Sequence[Variant], rows: Sequence[Mapping[str, str]]) -> PaperTable:
+    """The table for these rows, one per variant. Those of older runs have no gain."""
+    computed = {row.get("gain_source", "") for row in rows} - {"", MEASURED}
+    names = (*METRICS, "seconds", "speedup", *(["gain"] if computed else []))
+    columns = tuple(name for name in names if any(row.get(name) for row in rows))
+    lines = [
+        Line(
+            variant.point,
+            tuple(_cell(name, row[name]) for name in columns),
+            _number(row.get("gain", "") if computed else row["speedup"]),
+        )
+        for variant, row in zip(variants, rows, strict=True)
+    ]
+    is_merged = [variant.config is not None and not variant.shortcuts for variant in variants]
+    for ratio in {line.point for line, merged in zip(lines, is_merged, strict=True) if merged}:
+        rivals = [index for index, line in enumerate(lines) if is_merged[index] and line.point == ratio]
+        for index, line in zip(rivals, _mark([lines[index] for index in rivals], columns), strict=True):
+            lines[index] = line
+    methods: dict[tuple[str, str], Method] = {}
+    for variant, line in zip(variants, lines, strict=True):
+        known = methods.get(variant.family, Method(*variant.family, variant.saves_time, ()))
+        methods[variant.family] = replace(known, lines=(*known.lines, line))
+    thing = "clip" if any(row.get("frames") for row in rows) else "image"
+    headings = tuple(LABELS[name].replace("img", "clip" if thing == "clip" else "img") for name in columns)
+    return PaperTable(columns, headings, tuple(methods.values()), "".join(sorted(computed)), thing)
+
+
+def is_better_low(column: str) -> bool:
+    """Whether a lower value is better."""
+    return "↓" in LABELS[column]
+
+
+def _cell(column: str, text: str) -> Cell:
+    value = _number(text)
+    return Cell("–" if value is None else format(value, DIGITS[column]), value)
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def _mark(lines: list[Line], columns: Sequence[str]) -> list[Line]:
+    """Mark the best value of each column. If only one line has a value, nothing is marked."""
+    best: dict[int, str] = {}
+    for position, column in enumerate(columns):
+        values = [value for line in lines if (value := line.cells[position].value) is not None]
+        if len(values) > 1:
+            best[position] = format((min if is_better_low(column) else max)(values), DIGITS[column])
+    return [
+        replace(line, cells=tuple(replace(cell, best=cell.text == best.get(i)) for i, cell in enumerate(line.cells)))
+        for line in lines
+    ]

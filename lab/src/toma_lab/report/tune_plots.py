@@ -1,0 +1,144 @@
+"""The plots of a search: the front of speed against distance, and the map of sensitivity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toma_lab.evaluation.plan import Variant
+from toma_lab.report.front import COLORS, MARKERS, Point, front
+from toma_lab.report.plots import INK, Key, Plot, drawn
+from toma_lab.tune.outcome import Outcome, Result, in_words
+from toma_lab.tune.sensitivity import SensitivityMap
+from toma_lab.tune.setting import merges, skips
+
+KINDS = ("fewer steps", "merging", "skipped steps", "merging and skipped steps", "cache", "several together")
+SIGNS = "●■▲◆▼✚"
+LEAST_LPIPS, MOST_PSNR = 1e-4, 60.0
+"""Where equal images are drawn, which have no logarithm."""
+CHOSEN = "#d6336c"
+FAST_ENOUGH_TO_SHOW = 0.9
+"""What is slower than this is noted in the table alone: it would take up half of the plot."""
+
+
+def kind_of(variant: Variant, steps: int) -> str:
+    """Which of `KINDS` it is in generations of so many steps."""
+    left = variant.steps_of(steps)
+    own = [name for name, does in (("merging", merges), ("skipped steps", skips)) if does(variant, left)]
+    others = ["cache" if each.is_cache else "fewer steps" for each in variant.shortcuts]
+    kinds = ([" and ".join(own)] if own else []) + others
+    return kinds[0] if len(kinds) == 1 else "several together"
+
+
+def front_plot(outcome: Outcome, steps: int) -> Plot | None:
+    """Every candidate as a point, the front, the limit, and what was chosen."""
+    shown = [each for each in outcome.results if each.figures and each.figures.speed_up >= FAST_ENOUGH_TO_SHOW]
+    if not shown:
+        return None
+    svg = drawn("tune-front", (7.0, 4.4), lambda axis: _draw(axis, outcome, shown, steps))
+    on_front = [
+        f"{each.variant.title} ({in_words(each.figures)})"
+        for point in front(_point(each) for each in shown)
+        for each in shown
+        if _point(each) == point
+    ]
+    return Plot("front", svg, f"Distance against speed-up. The front: {', '.join(on_front) or 'empty'}.")
+
+
+def kinds_shown(outcome: Outcome, steps: int) -> list[Key]:
+    """The legend."""
+    present = {kind_of(each.variant, steps) for each in outcome.results if each.figures}
+    return [Key(kind, SIGNS[index], COLORS[index]) for index, kind in enumerate(KINDS) if kind in present]
+
+
+def map_plot(sensitivity: SensitivityMap) -> Plot:
+    """Blocks against steps; darker is more sensitive."""
+    height = 1.1 + 0.42 * len(sensitivity.groups)
+    svg = drawn("tune-map", (7.0, height), lambda axis: _draw_map(axis, sensitivity))
+    most = max(range(len(sensitivity.groups)), key=lambda index: sensitivity.by_group[index])
+    words = f"Growth of errors by blocks and steps. Errors grow most in {sensitivity.names[most]}."
+    return Plot("map", svg, words)
+
+
+def _point(result: Result) -> Point:
+    figures = result.figures
+    assert figures is not None
+    distance = -min(figures.psnr, MOST_PSNR) if figures.lpips is None else max(figures.lpips, LEAST_LPIPS)
+    return Point(figures.speed_up, distance, result.variant.title)
+
+
+def _draw(axis: Any, outcome: Outcome, shown: list[Result], steps: int) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    by_lpips = all(each.figures and each.figures.lpips is not None for each in shown)
+    sign = 1 if by_lpips else -1  # PSNR is drawn upside down: down is closer in both
+    for result in shown:
+        place = KINDS.index(kind_of(result.variant, steps))
+        point = _point(result)
+        fill = COLORS[place] if result.is_finalist else "none"
+        style = {"marker": MARKERS[place], "facecolors": fill, "edgecolors": COLORS[place]}
+        axis.scatter(point.gain, sign * point.distance, s=42, linewidths=1.4, zorder=3, **style)
+    best = front(_point(each) for each in shown)
+    x, y = [point.gain for point in best], [sign * point.distance for point in best]
+    axis.plot(x, y, color=INK, linestyle="--", linewidth=1.2, alpha=0.7, zorder=1)
+    if outcome.chosen is not None and outcome.chosen in shown:
+        point = _point(outcome.chosen)
+        axis.scatter(
+            point.gain, sign * point.distance, s=230, facecolors="none", edgecolors=CHOSEN, linewidths=2.2, zorder=4
+        )
+        axis.annotate(
+            "chosen",
+            (point.gain, sign * point.distance),
+            xytext=(0, 12),
+            textcoords="offset points",
+            ha="center",
+            color=CHOSEN,
+            fontweight="bold",
+        )
+    _draw_limit(axis, outcome, by_lpips)
+    axis.axvline(1, color=INK, linestyle=":", linewidth=1)
+    if by_lpips:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axis.invert_yaxis()
+    label = "LPIPS (down is closer)" if by_lpips else "PSNR, dB (down is closer)"
+    axis.set(xlabel="speed-up, × (right is faster)", ylabel=label)
+    axis.margins(0.08)
+    axis.grid(color=INK, alpha=0.12, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_limit(axis: Any, outcome: Outcome, by_lpips: bool) -> None:
+    goal = outcome.goal
+    style = {"color": CHOSEN, "linewidth": 1.2, "alpha": 0.8}
+    limit = goal.max_lpips if by_lpips else goal.min_psnr
+    if goal.speed_up is not None:
+        axis.axvline(goal.speed_up, **style)
+        axis.text(goal.speed_up, 1.0, " wanted", color=CHOSEN, transform=axis.get_xaxis_transform(), va="top")
+    elif limit is not None:
+        axis.axhline(limit, **style)
+        axis.text(1.0, limit, "limit ", color=CHOSEN, transform=axis.get_yaxis_transform(), ha="right", va="bottom")
+
+
+def _draw_map(axis: Any, sensitivity: SensitivityMap) -> None:
+    from matplotlib import colormaps
+    from matplotlib.colors import LogNorm
+
+    values = [[max(value, 1e-9) for value in row] for row in sensitivity.growth]
+    every = [value for row in values for value in row]
+    norm, colors = LogNorm(min(every), max(max(every), min(every) * 1.01)), colormaps["YlOrRd"]
+    axis.pcolormesh(values, norm=norm, cmap=colors, edgecolors="white", linewidth=1)
+    for row, line in enumerate(values):
+        for column, value in enumerate(line):
+            ink = "white" if norm(value) > 0.6 else "black"
+            axis.text(column + 0.5, row + 0.5, f"{value:.2g}", color=ink, ha="center", va="center", fontsize=8)
+    axis.invert_yaxis()
+    axis.set_yticks([index + 0.5 for index in range(len(values))], sensitivity.names)
+    axis.set_xticks(
+        [index + 0.5 for index in range(len(sensitivity.steps))], [str(step + 1) for step in sensitivity.steps]
+    )
+    axis.set(xlabel=f"step, of {sensitivity.num_steps}")
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)

@@ -1,0 +1,199 @@
+"""What is tried: settings of merging, of skipped steps, of both, of caches, and fewer steps.
+
+A candidate is written as for `toma eval`. A percentage is a share of the run's steps: of 20, `steps:70%` is `steps:14`
+and `fast:computed=70%` is `fast:computed=14`. What a model does not support is left out, with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from toma_diffusion.api import find_denoisers
+from toma_diffusion.checks import is_number
+from toma_diffusion.errors import UsageError
+from toma_diffusion.merge import Grid, Regions
+from toma_diffusion.merge.config import ToMAConfig
+from toma_lab.evaluation.plan import Variant
+from toma_lab.evaluation.variants import VariantSpec, variants_of
+from toma_lab.experiments.parsing import parse_value
+from toma_lab.tune.folder import TuneFolder, of_this_version, read_json, write_json
+from toma_lab.tune.sensitivity import SensitivityMap
+from toma_lab.tune.setting import merges, skips
+
+SMALL = (
+    *("steps:85%", "steps:70%", "steps:60%", "steps:50%"),
+    *("toma-late@0.5", "toma-stage@0.25", "toma-stage@0.5"),
+    *("balanced", "fast", "faster"),
+    *("fast:computed=80%", "fast:computed=70%", "fast:computed=50%"),
+    "toma-late:computed=70%;ratio=0.5",
+    *("first-block-cache:threshold=0.1", "taylorseer:cache_interval=3", "magcache:threshold=0.06"),
+    *("deepcache:interval=2", "deepcache:interval=3"),
+    *("toma-late+steps:80%@0.5", "balanced+steps:80%"),
+)
+"""The ratio of merging follows an @. What skips steps has that of its preset, or of its settings."""
+MEDIUM = (
+    *SMALL,
+    *("steps:90%", "steps:80%", "steps:40%"),
+    *("toma-late@0.25", "toma-late@0.75", "toma-stage@0.75", "tomesd@0.5"),
+    *("fast:computed=90%", "fast:computed=35%", "fast:computed=25%", "fast:computed=20%"),
+    *("toma-stage:computed=70%;ratio=0.25", "toma-stage:computed=70%;ratio=0.5", "toma-late:computed=50%;ratio=0.5"),
+    *("first-block-cache:threshold=0.05", "first-block-cache:threshold=0.2"),
+    *(
+        "taylorseer:cache_interval=2",
+        "taylorseer:cache_interval=5",
+        "magcache:threshold=0.03",
+        "magcache:threshold=0.1",
+    ),
+    *("deepcache:interval=2;branch=3", "deepcache:interval=3;branch=3", "deepcache:interval=5"),
+    *("fast+steps:80%", "fast:computed=50%+steps:80%"),
+)
+LARGE = (
+    *MEDIUM,
+    *("steps:95%", "steps:75%", "steps:65%", "steps:55%", "steps:45%"),
+    *("toma-once@0.5", "tofu@0.5", "todo@0.75"),
+    *("fast:computed=95%", "fast:computed=75%", "fast:computed=65%", "fast:computed=55%"),
+    *("fast:computed=40%+steps:80%", "toma-stage:computed=50%;ratio=0.5", "toma-late:computed=70%;ratio=0.25"),
+    *("first-block-cache:threshold=0.15", "taylorseer:cache_interval=3;use_lite_mode=True"),
+    *("toma-late+steps:70%@0.5", "balanced+steps:70%", "faster+steps:85%"),
+    *("deepcache:interval=2+steps:80%", "first-block-cache:threshold=0.1+steps:80%"),
+)
+OF_CLIPS = ("taylorseer:cache_interval=3;use_lite_mode=True",)
+"""Of clips, in addition: most video models cannot have the other TaylorSeer."""
+WITHIN_FRAMES = {
+    "small": ("toma-stage:region_frames=1@0.5",),
+    "medium": ("toma-stage:region_frames=1@0.5", "toma-late:region_frames=1@0.5", "toma-stage:region_frames=1@0.25"),
+    "large": (
+        *("toma-stage:region_frames=1@0.5", "toma-late:region_frames=1@0.5", "toma-stage:region_frames=1@0.25"),
+        *("toma-stage:region_frames=2@0.5", "toma-stage:frame_weight=0@0.5"),
+    ),
+}
+"""Of clips, in addition: tokens merge inside their frame, or over fewer frames than in the others."""
+CANDIDATES = {"small": SMALL, "medium": MEDIUM, "large": LARGE}
+DEFAULT_RATIO = 0.5
+"""Of a method without an @."""
+MADE_FROM_MAP = 5
+"""Candidates that `from_map` makes."""
+LEFT_WHOLE = 0.25
+"""The share of the blocks that candidates made from the map leave as they are."""
+COMPUTED = (0.6, 0.4)
+"""The shares of the steps that candidates made from the map compute."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """All that are tried, and those that are not."""
+
+    variants: tuple[Variant, ...]
+    left_out: tuple[str, ...]
+    """A sentence each."""
+
+    def write(self, folder: TuneFolder) -> None:
+        """Save them."""
+        values = {"variants": [each.to_dict() for each in self.variants], "left_out": list(self.left_out)}
+        write_json(folder.candidates_path, values)
+
+    @classmethod
+    def read(cls, folder: TuneFolder) -> Candidates | None:
+        """Those of a folder, if it has any."""
+        values = read_json(folder.candidates_path)
+        if values is None:
+            return None
+        with of_this_version(folder.candidates_path):
+            return cls(tuple(Variant.from_dict(each) for each in values["variants"]), tuple(values["left_out"]))
+
+
+def texts_of(budget: str, sensitivity: SensitivityMap | None, grid: Grid | None = None) -> list[str]:
+    """The candidates of a budget, those made from the map first: they are the likeliest.
+
+    Args:
+        grid: of the tokens of a clip, if it is one.
+    """
+    within_frames = WITHIN_FRAMES[budget] if merges_over_frames(grid) else ()
+    of_clips = () if grid is None else (*OF_CLIPS, *within_frames)
+    return [*from_map(sensitivity), *CANDIDATES[budget], *of_clips]
+
+
+def count_expected(pipe_or_model: Any, methods: Sequence[str], budget: str, steps: int, *, clips: bool) -> int:
+    """How many candidates there will be, about, before there is a map."""
+    of_clips = (*OF_CLIPS, *WITHIN_FRAMES[budget]) if clips else ()
+    possible = open_candidates(pipe_or_model, methods or (*CANDIDATES[budget], *of_clips), steps).variants
+    return len(possible) + (0 if methods else MADE_FROM_MAP)
+
+
+def merges_over_frames(grid: Grid | None) -> bool:
+    """Whether the usual regions go over several frames. If their number has no divisor near 4, they cannot."""
+    if grid is None:
+        return False
+    usual = ToMAConfig()
+    return Regions.divide(grid, usual.region, tokens=usual.region_tokens, frames=usual.region_frames).depth > 1
+
+
+def from_map(sensitivity: SensitivityMap | None) -> list[str]:
+    """Candidates that spare the blocks and the steps in which errors grow most."""
+    if sensitivity is None:
+        return []
+    blocks = ",".join(map(str, sensitivity.most_sensitive(LEFT_WHOLE)))
+    long, short = sensitivity.calm_window(0.8), sensitivity.calm_window(0.5)
+    return [
+        f"toma-stage:skip_blocks=({blocks})@0.5",
+        f"toma-stage:skip_blocks=({blocks});window={_window(long)}@0.5",
+        f"toma-stage:skip_blocks=({blocks});window={_window(short)}@0.5",
+        *(f"fast:computed=({','.join(map(str, sensitivity.computed_steps(share)))})" for share in COMPUTED),
+    ]
+
+
+def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Candidates:
+    """What of these is possible on a model, or on all denoisers of a pipeline, with a reason for everything else."""
+    models = find_denoisers(pipe_or_model)
+    found: dict[str, Variant] = {}
+    done: set[str] = set()
+    left_out = []
+    for text in texts:
+        try:
+            for variant in _parse(models[0], text, steps):
+                for shortcut in variant.shortcuts:
+                    shortcut.check_on(pipe_or_model)
+                does = done_by(variant, steps)  # raises if it makes nothing faster
+                if does not in done:
+                    found.setdefault(variant.slug, variant)
+                done.add(does)
+        except UsageError as error:
+            left_out.append(f"{text}: {error}")
+    if not found:
+        name = type(models[0]).__name__
+        raise UsageError(f"no candidate is possible on this {name}: {left_out[0] if left_out else ''}")
+    return Candidates(tuple(found.values()), tuple(left_out))
+
+
+def done_by(variant: Variant, steps: int, computed: tuple[int, ...] | None = None) -> str:
+    """What a candidate does in a run of so many steps: two that compute the same ones are one. Raises `UsageError` if
+    nothing becomes faster.
+
+    Args:
+        computed: the steps that it computed, if they are known: noise levels decide it, unless they are listed.
+    """
+    config, left = variant.config, variant.steps_of(steps)
+    if config is not None:
+        if not merges(variant, left) and not skips(variant, left):
+            raise UsageError(f"nothing is merged or skipped in a generation of {left} steps.")
+        if config.skip is not None:
+            given = config.skip.computed if isinstance(config.skip.computed, tuple) else config.skip.count(left)
+            config = replace(config, skip=replace(config.skip, computed=computed or given, fewest=1, min_steps=1))
+    settings = "" if config is None else f"{type(config).__name__} {config.to_json()}"
+    return f"{settings} {variant.name if config is None else ''} {[each.text for each in variant.shortcuts]}"
+
+
+def _parse(model: Any, text: str, steps: int) -> Sequence[Variant]:
+    method, _, ratio = text.partition("@")
+    exact = re.sub(r"(\d+)%", lambda match: str(max(1, round(int(match[1]) * steps / 100))), method)
+    value = parse_value(ratio) if ratio else DEFAULT_RATIO
+    if not is_number(value):
+        raise UsageError(f"{text!r}: the ratio {ratio!r} is not a number between 0 and 1.")
+    return variants_of(model, [VariantSpec.parse(exact)], [value])
+
+
+def _window(window: tuple[float, float]) -> str:
+    return f"({window[0]:.3g},{window[1]:.3g})"

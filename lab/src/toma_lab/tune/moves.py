@@ -1,0 +1,45 @@
+"""Schedules next to a schedule of computed steps: one of them comes one earlier, or one later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from toma_diffusion.skip.schedule import computed_steps
+from toma_lab.evaluation.plan import Variant
+
+REPLACED = ("computed", "fewest", "learned")
+"""Fields of `Skip` that another list of computed steps takes the place of."""
+
+
+def moved(variant: Variant, steps: int, computed: tuple[int, ...] | None = None) -> list[Variant]:
+    """All candidates that differ from this one in one computed step, by one place; none if it skips nothing.
+
+    Args:
+        steps: of the run.
+        computed: the steps that it computed, if they are known: noise levels decide it, unless they are listed.
+    """
+    config, left = variant.config, variant.steps_of(steps)
+    if config is None or config.skip is None:
+        return []
+    kept = [name for name in variant.overrides if name not in REPLACED]
+    return [
+        replace(variant, config=config.changed({"computed": other}), overrides=(*kept, "computed"))
+        for other in moved_steps(computed or computed_steps(config.skip, left), left)
+    ]
+
+
+def moved_steps(computed: tuple[int, ...], steps: int) -> Iterator[tuple[int, ...]]:
+    """The same for the steps alone. The first step is always computed.
+
+    Example:
+
+    ```python
+    >>> list(moved_steps((0, 1, 3), 4))
+    [(0, 2, 3), (0, 1, 2)]
+    ```
+    """
+    for place, step in enumerate(computed[1:], start=1):
+        for other in (step - 1, step + 1):
+            if 0 < other < steps and other not in computed:
+                yield tuple(sorted((*computed[:place], other, *computed[place + 1 :])))

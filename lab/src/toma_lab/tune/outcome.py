@@ -1,0 +1,126 @@
+"""What a search found, as it is saved in its folder and shown on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+from toma_diffusion.errors import UsageError
+from toma_lab.evaluation.plan import Variant
+from toma_lab.tune.folder import TuneFolder, of_this_version, read_json, write_json
+from toma_lab.tune.goal import Figures, Goal
+from toma_lab.tune.sensitivity import SensitivityMap
+
+
+@dataclass(frozen=True)
+class Result:
+    """One candidate."""
+
+    variant: Variant
+    figures: Figures | None
+    """Of the finalists' images, or else of those of the search; None if it failed."""
+    is_finalist: bool = False
+    failure: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, which has no infinity."""
+        figures = None if self.figures is None else asdict(self.figures)
+        if figures is not None and not isfinite(figures["psnr"]):
+            figures["psnr"] = str(figures["psnr"])
+        return {
+            "variant": self.variant.to_dict(),
+            "title": self.variant.title,
+            "figures": figures,
+            "is_finalist": self.is_finalist,
+            "failure": self.failure,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Result:
+        """The inverse of `to_dict`."""
+        figures = values["figures"]
+        if figures is not None:
+            figures = Figures(**figures | {"psnr": float(figures["psnr"])})
+        return cls(Variant.from_dict(values["variant"]), figures, values["is_finalist"], values["failure"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All candidates, and which is chosen."""
+
+    goal: Goal
+    chosen: Result | None
+    """None: the model as it is."""
+    is_reached: bool
+    """Whether the chosen setting reaches the goal."""
+    results: tuple[Result, ...]
+    left_out: tuple[str, ...]
+    """What could not be tried, and why."""
+    sensitivity: SensitivityMap | None
+
+    @property
+    def finalists(self) -> list[Result]:
+        """In the order of their speed, the fastest first."""
+        return sorted((each for each in self.results if each.is_finalist and each.figures), key=_slowness)
+
+    @property
+    def sentence(self) -> str:
+        """The answer in a sentence."""
+        if self.chosen is None or self.chosen.figures is None:
+            return f"No candidate reached the goal, {self.goal}. The answer is the model as it is. {self._advice}"
+        found = f"{self.chosen.variant.title}: {in_words(self.chosen.figures)}"
+        if self.is_reached:
+            return f"The answer to “{self.goal}” is {found}."
+        return f"No candidate reached the goal, {self.goal}. The fastest is {found}. {self._advice}"
+
+    @property
+    def _advice(self) -> str:
+        if self.goal.speed_up is not None:
+            return "Ask for less speed, or try more with --budget medium."
+        nearest = min(self.finalists, key=lambda each: each.figures.distance if each.figures else 0, default=None)
+        near = "" if nearest is None else f"The nearest was {nearest.variant.title}: {in_words(nearest.figures)}. "
+        return near + "Allow a larger distance, or try more with --budget medium."
+
+    def write(self, folder: TuneFolder) -> None:
+        """Save it as answer.json."""
+        values = {
+            "goal": self.goal.to_dict(),
+            "chosen": None if self.chosen is None else self.chosen.variant.slug,
+            "is_reached": self.is_reached,
+            "results": [each.to_dict() for each in self.results],
+            "left_out": list(self.left_out),
+            "map": None if self.sensitivity is None else self.sensitivity.to_dict(),
+        }
+        write_json(folder.answer_path, values)
+
+    @classmethod
+    def read(cls, folder: TuneFolder) -> Outcome:
+        """From answer.json."""
+        values = read_json(folder.answer_path)
+        if values is None:
+            raise UsageError(f"{str(folder.path)!r} has no answer yet: finish the search with `toma tune` first.")
+        with of_this_version(folder.answer_path):
+            results = tuple(Result.from_dict(each) for each in values["results"])
+        return cls(
+            Goal(**values["goal"]),
+            next((each for each in results if each.variant.slug == values["chosen"]), None),
+            values["is_reached"],
+            results,
+            tuple(values["left_out"]),
+            None if values["map"] is None else SensitivityMap.from_dict(values["map"]),
+        )
+
+
+def in_words(figures: Figures | None) -> str:
+    """`1.42× as fast, LPIPS 0.031, PSNR 26.4 dB`, and of clips `flicker 1.20`."""
+    if figures is None:
+        return "not measured"
+    lpips = "" if figures.lpips is None else f"LPIPS {figures.lpips:.3f}, "
+    flicker = "" if figures.flicker is None else f", flicker {figures.flicker:.2f}"
+    return f"{figures.speed_up:.2f}× as fast, {lpips}PSNR {figures.psnr:.1f} dB{flicker}"
+
+
+def _slowness(result: Result) -> float:
+    return 0.0 if result.figures is None else -result.figures.speed_up

@@ -1,0 +1,175 @@
+"""The page without a browser: what it calls, where it can be reached, and what is said if it cannot start."""
+
+import socket
+import sys
+import urllib.error
+import urllib.request
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_text import pipeline_folder
+from toma_lab.cli import app
+from toma_lab.metrics import Weights
+from toma_lab.playground.comparison import Comparer
+from toma_lab.playground.models import Models
+from toma_lab.playground.own_folder import keep_files_in
+from toma_lab.playground.search import Searches
+from toma_lab.playground.server import POLICY, serve
+from typer.testing import CliRunner
+
+from toma_diffusion.errors import UsageError
+
+MODEL = str(pipeline_folder())
+KEPT = ("GRADIO_TEMP_DIR", "MPLCONFIGDIR", "GRADIO_ANALYTICS_ENABLED")
+
+
+@pytest.fixture(autouse=True)
+def _same_environment(monkeypatch):
+    """What the server sets is taken back."""
+    for name in KEPT:
+        monkeypatch.setenv(name, "")
+
+
+@pytest.fixture(scope="module")
+def models():
+    return Models(MODEL, torch.device("cpu"), None, Weights())
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def served(models, port, tmp_path):
+    pytest.importorskip("gradio")
+    keep_files_in(tmp_path / "out")
+    page, address = serve(models, tmp_path / "out", port, wait=False)
+    yield address, port
+    page.close()
+
+
+def test_it_is_served_on_this_machine_only(served):
+    address, port = served
+    assert address == f"http://127.0.0.1:{port}/"
+    with urllib.request.urlopen(address) as response:
+        assert response.headers["Content-Security-Policy"] == POLICY
+        assert "toma playground" in response.read().decode()
+    others = {each[4][0] for each in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} - {"127.0.0.1"}
+    for other in others:
+        with socket.socket() as probe:
+            assert probe.connect_ex((other, port)) != 0
+
+
+def test_only_files_of_the_page_can_be_read(served, tmp_path):
+    (tmp_path / "secret.txt").write_text("secret")
+    address, _ = served
+    for path in (tmp_path / "secret.txt", "/etc/passwd", tmp_path / "out" / "tune" / ".." / ".." / "secret.txt"):
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(f"{address}gradio_api/file={path}")
+        assert error.value.code in (403, 404)
+
+
+def test_a_port_that_is_taken_is_a_user_s_mistake(served, models, tmp_path):
+    with pytest.raises(UsageError, match=r"cannot be used .*--port"):
+        serve(models, tmp_path / "other", served[1], wait=False)
+
+
+def test_a_port_that_does_not_exist(models, tmp_path):
+    with pytest.raises(UsageError, match="port 99999 is not allowed"):
+        serve(models, tmp_path, 99999, wait=False)
+
+
+def test_without_gradio_it_is_said_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    result = CliRunner().invoke(app, ["playground", "--model", "not/loaded", "--output", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "pip install 'toma-diffusion[playground]'" in result.stderr
+
+
+def test_a_model_that_cannot_be_opened_is_said_before_the_page_is_served(tmp_path):
+    pytest.importorskip("gradio")
+    result = CliRunner().invoke(app, ["playground", "--model", "no model", "--output", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "model 'no model' is not known" in result.stderr
+
+
+def test_models_of_clips_are_neither_offered_nor_taken(tmp_path):
+    pytest.importorskip("gradio")
+    assert "bundled-video" not in Models("bundled", torch.device("cpu"), None, Weights()).names
+    options = ["--model", "bundled-video", "--device", "cpu", "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, ["playground", *options])
+    assert result.exit_code == 2
+    assert "'bundled-video' is a DemoWanPipeline, which generates clips" in result.stderr
+
+
+class TestHandlers:
+    """What gradio calls."""
+
+    @pytest.fixture
+    def page(self):
+        pytest.importorskip("gradio")
+        from toma_lab.playground import page
+
+        return page
+
+    def test_compare(self, page, models):
+        compare = page._compare_with(Comparer(models))
+        pictures, figures, gallery, summary = compare(
+            MODEL, "a red apple", 0, 2, None, "toma-stage", 0.5, 1, False, True
+        )
+        assert [picture.size for picture in pictures] == [(64, 64)] * 2
+        assert "speed-up" in figures
+        assert gallery.visible
+        assert "ToMA, ratio 0.5" in summary
+
+    def test_a_mistake_becomes_a_message(self, page, models):
+        import gradio
+
+        compare = page._compare_with(Comparer(models))
+        with pytest.raises(gradio.Error, match="the prompt is empty"):
+            compare(MODEL, "", 0, 2, None, "toma-stage", 0.5, 1, False, True)
+        with pytest.raises(gradio.Error, match="&lt;b&gt;"), page.messages():
+            raise UsageError("<b>")
+
+    def test_a_bug_keeps_its_traceback(self, page):
+        with pytest.raises(ZeroDivisionError), page.messages():
+            _ = 1 / 0
+
+    def test_frames_have_titles(self, page, models):
+        from toma_lab.playground.choice import Choice, request_of
+
+        found = Comparer(models).compare(
+            MODEL, request_of("x", 0, 8, None), Choice("toma-stage"), lambda *_: None, again=False, maps=True
+        )
+        whole = replace(found.maps[0], targets=torch.arange(64), kind="left whole")
+        frames = page.frames_of(replace(found, maps=(*found.maps, whole)))
+        titles = [title for _, title in frames]
+        assert titles[0] == "level 0, from step 1: 64 → 32 tokens"
+        assert titles[page.MOST_MAPS - 1].startswith("level 0, from step 8")
+        assert not any("left whole" in title for title in titles)
+        assert all(picture.width > 300 for picture, _ in frames)
+
+    def test_words_and_code_follow_the_controls(self, page, models):
+        describe = page._describe_with(models)
+        words, code = describe(MODEL, "a red apple", 0, 20, None, "fast", 0.0, 6)
+        assert words.startswith("6 of 20 steps are computed, spread by the noise levels")
+        assert 'apply_toma(pipe, "fast", computed=6)' in code
+        assert describe(MODEL, "", 0, 20, None, "fast", 0.0, 6)[1] == "# the prompt is empty: describe the picture."
+
+    def test_the_slider_of_computed_steps_follows_method_and_steps(self, page):
+        ratio, slider = page._own_values("fast", 20)
+        assert (ratio, slider.value, slider.maximum) == (0.0, 8, 20)
+        slider = page._own_computed("toma-stage", 30)
+        assert (slider.value, slider.maximum) == (30, 30)
+        assert "value" not in page._own_computed("fast", 0)
+
+    def test_all_that_runs_a_model_waits_in_one_queue(self, page, models, tmp_path):
+        built = page.build_page(Comparer(models), Searches(models, tmp_path))
+        waiting = [each for each in built.fns.values() if each.concurrency_id == "model"]
+        assert {each.name for each in waiting} == {"compare", "search"}
+        assert {each.concurrency_limit for each in waiting} == {1}
+        assert not any(each.queue for each in built.fns.values() if each not in waiting and each.name != "stop")

@@ -1,0 +1,86 @@
+"""What happened while a clone sampled, as text."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from toma_diffusion.engine.summary import Summary
+
+WHOLE, MERGED, SKIPPED = "whole", "merged", "skipped"
+KINDS = (WHOLE, MERGED, SKIPPED)
+
+
+@dataclass
+class StepTimes:
+    """How long steps took, by what was done in them.
+
+    A step lasts until the next begins. ComfyUI's samplers wait for the GPU to read the next noise level, and so do we:
+    this is the time of the work, not of launching it. The first step also warms up, and the end of the last is not
+    waited for: both are left out.
+    """
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    """All steps, with the first and the last."""
+    _began: float | None = None
+    _kind: str | None = None
+    """Of the step that is running."""
+    _is_first: bool = True
+
+    def begin_step(self) -> None:
+        """The next step begins now."""
+        now = time.perf_counter()
+        if self._kind is not None and self._began is not None and not self._is_first:
+            self.seconds[self._kind].append(now - self._began)
+        if self._kind is not None:
+            self.counts[self._kind] += 1
+            self._is_first = False
+        self._began, self._kind = now, None
+
+    def note(self, kind: str) -> None:
+        """A call of the running step did this. If its calls did several things, it counts as skipped before merged."""
+        self._kind = kind if self._kind is None else max(self._kind, kind, key=KINDS.index)
+
+    def repeat_step(self) -> None:
+        """What the calls of the running step did does not count: they are made again."""
+        self._kind = None
+
+    def end(self) -> None:
+        """The last step ended."""
+        if self._kind is not None:
+            self.counts[self._kind] += 1
+        self._began = self._kind = None
+
+    def lines(self) -> list[str]:
+        """The times, and how much they save."""
+        counted = ", ".join(f"{count} {kind}" for kind, count in self.counts.items() if count)
+        lines = [f"steps: {counted}" if counted else "no step was made"]
+        means = {kind: sum(times) / len(times) for kind, times in self.seconds.items() if times}
+        lines += [f"a {kind} step took {mean:.3f} s on average" for kind, mean in means.items()]
+        fast = [kind for kind in (MERGED, SKIPPED) if kind in means]
+        if WHOLE in means and fast:
+            saved = sum(self.counts[kind] * (means[WHOLE] - means[kind]) for kind in fast)
+            spent = sum(self.counts[kind] * means[kind] for kind in means)
+            lines.append(f"time saved: about {saved:.2f} s of {spent + saved:.2f} s ({saved / (spent + saved):.0%})")
+        elif fast:
+            lines.append("time saved: not known, because no whole step was timed; run once without ToMA to compare")
+        return lines
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the report node shows."""
+
+    summary: Summary
+    times: StepTimes
+    notes: tuple[str, ...] = ()
+    """About calls that ran as they are, and why."""
+    interrupted: bool = False
+
+    def __str__(self) -> str:
+        lines = [str(self.summary), "", *self.times.lines()]
+        lines += [f"note: {note}" for note in self.notes]
+        if self.interrupted:
+            lines.append("note: sampling was interrupted, or failed")
+        return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""One request of a denoiser: its step, its hooks, its handle. Knows no technique."""

@@ -1,0 +1,147 @@
+"""Compiles a denoiser, merged or not: block by block, as a whole, or as a whole with CUDA graphs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toma_diffusion.engine.arguments import Arguments, Keywords
+from toma_diffusion.errors import UsageError
+from toma_diffusion.merge.sites import Hook, remove_hooks
+
+MODES = ("blocks", "whole", "graphs")
+GRAPHS_PER_BLOCK_CLASS = 256
+"""How many variants of one block's code torch.compile may make. A setting needs up to eight; variants of earlier
+settings stay in memory."""
+
+
+@dataclass(eq=False)
+class BeginReplay(Hook):
+    """Forward pre-hook of a captured denoiser: marks the beginning of a call for CUDA graphs."""
+
+    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
+        """From here on torch may overwrite the output of the last call."""
+        torch.compiler.cudagraph_mark_step_begin()
+
+
+@dataclass(eq=False)
+class KeepOutput(Hook):
+    """Forward hook of a captured denoiser: copies the output, because the next replay writes to the same memory."""
+
+    before = False
+
+    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
+        """A copy of the output, a few hundred KiB."""
+        from torch.utils import _pytree
+
+        return _pytree.tree_map_only(Tensor, torch.clone, output)
+
+
+@cache
+def prepare_compiler(keep_out: Callable[[], None]) -> None:
+    """Set torch.compile up for merged models: raise its limit of variants, and make it check hooks.
+
+    Done at the first `apply_toma`, not at import, because importing torch's compiler takes seconds.
+
+    Args:
+        keep_out: marks the functions that must not be part of any graph.
+    """
+    import torch._dynamo
+
+    keep_out()
+    # Compiled block by block, every kind of block needs up to three graphs for the first of its kind, one for the
+    # others, and one outside the window. Stable Diffusion 1.5 has four kinds; torch gives up at 8 graphs by default.
+    torch._dynamo.config.recompile_limit = max(GRAPHS_PER_BLOCK_CLASS, torch._dynamo.config.recompile_limit)
+    # By default torch.compile does not check hooks: code compiled for a block that is not merged would be used for
+    # merged ones, and that of an unmerged model for a merged model of the same class. What is compiled from now on
+    # checks them; what was compiled before does not, and is reset.
+    torch._dynamo.config.skip_nnmodule_hook_guards = False
+    torch.compiler.reset()
+
+
+def skip_frames(*functions: Callable[..., Any]) -> None:
+    """Exclude functions from graphs, but not what they call, also where a graph would begin with them.
+
+    `torch.compiler.disable(recursive=False)` does less: the function is not inlined, but a graph may begin with it.
+    """
+    from torch._dynamo.decorators import skip
+
+    for function in functions:
+        skip(function)
+
+
+def compile_denoiser(
+    model: nn.Module,
+    mode: str,
+    blocks: Iterable[nn.Module],
+    obstacle: str | None = None,
+    *,
+    has_hooks: bool = False,
+    **options: Any,
+) -> str:
+    """Compile a denoiser at its next calls. Returns the mode that is used.
+
+    Args:
+        mode: `blocks`, `whole` or `graphs`.
+        blocks: the modules to compile one by one in mode `blocks`.
+        obstacle: the reason why CUDA graphs are not possible, if any. Then `blocks` is used, with a warning.
+        has_hooks: whether tokens are merged in it.
+        options: passed to `torch.compile`.
+    """
+    if mode not in MODES:
+        raise UsageError(f"mode={mode!r} is not known: use one of {', '.join(map(repr, MODES))}.")
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = max(GRAPHS_PER_BLOCK_CLASS, torch._dynamo.config.recompile_limit)
+    _keep_hooks_out()
+    obstacle = obstacle or _no_graphs(model)
+    if mode == "graphs" and obstacle is not None:
+        warnings.warn(f"CUDA graphs cannot be used here: {obstacle}. Compiling block by block instead.", stacklevel=3)
+        mode = "blocks"
+    if mode == "graphs":
+        model.register_forward_pre_hook(BeginReplay(), with_kwargs=True)
+        model.register_forward_hook(KeepOutput(), with_kwargs=True)
+    settings = dict(options.pop("options", None) or {})
+    if mode == "graphs":
+        settings = {"triton.cudagraphs": True} | settings  # what torch's mode "reduce-overhead" sets
+    if mode != "blocks" and has_hooks:
+        settings = {"guard_filter_fn": _without_hook_guards} | settings
+    for module in list(blocks) if mode == "blocks" else [model]:
+        module.compile(**{"fullgraph": True, "dynamic": False} | options, options=dict(settings) or None)
+    return mode
+
+
+def _without_hook_guards(guards: Sequence[Any]) -> list[bool]:
+    """The guards to keep: all but those that say that a module has no hooks.
+
+    SDXL has ten thousand of those, and they take a third of the CPU time of a call. They are not needed here: code that
+    was compiled for a whole merged model also has guards on the hooks that merge, so no other model can use it.
+    """
+    return [guard.guard_type != "EMPTY_NN_MODULE_HOOKS_DICT" for guard in guards]
+
+
+def undo_compile(model: nn.Module) -> None:
+    """Run the model as it was before `compile_denoiser`."""
+    for module in model.modules():
+        vars(module).pop("_compiled_call_impl", None)
+    remove_hooks(model, lambda hook: isinstance(hook, (BeginReplay, KeepOutput)))
+
+
+@cache
+def _keep_hooks_out() -> None:
+    """Exclude these two hooks from graphs: hooks of the whole model are called from compiled code."""
+    for hook in (BeginReplay, KeepOutput):
+        hook.__call__ = torch.compiler.disable(hook.__call__)  # type: ignore[method-assign]
+
+
+def _no_graphs(model: nn.Module) -> str | None:
+    devices = {parameter.device.type for parameter in model.parameters()}
+    if devices != {"cuda"}:
+        return f"they need a model on a CUDA device, and this one is on {', '.join(sorted(devices)) or 'none'}"
+    return None

@@ -1,0 +1,369 @@
+"""What all hooks of one denoiser share: the settings, the plans, and what to do in the current call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from toma_diffusion.engine.clock import StepCounter, Tick
+from toma_diffusion.errors import UsageError
+from toma_diffusion.merge import Action, Grid, Plan, Schedule
+from toma_diffusion.merge.base import Config
+
+if TYPE_CHECKING:
+    from toma_diffusion.merge.sites import Run
+
+PlanKey = tuple[str, int, Grid, int, int, torch.dtype, torch.device, bool]
+
+
+@dataclass(frozen=True)
+class Call:
+    """The facts about one call of the denoiser, which an adapter reads."""
+
+    sample: Tensor
+    """The noisy input. A new tensor may mean a new step."""
+    conditioning: Tensor | None
+    """The text. A new tensor may mean another pass over the step."""
+    timestep: object = None
+    """As it was passed. If it is a view into the scheduler's timesteps, the step is known exactly."""
+    grids: dict[str, Grid] = field(default_factory=dict)
+    """The image grid of every kind of block."""
+    image_at: int | None = None
+    """Where the grid begins in every sequence of tokens: counted from the beginning, or from the end if negative. None:
+    it is at the end."""
+    lengths: dict[str, int] = field(default_factory=dict)
+    """The length of the sequence that goes through the blocks of a kind, if there is more in it than the image and
+    what `image_at` says."""
+    first_frame_apart: bool = False
+    """Whether the first frame of the grid, which all kinds share, stands for fewer pictures than others do, as with a
+    causal autoencoder. It is left whole where only the other frames can be divided into regions over several."""
+    batch: int | None = None
+    """Batch size, if `sample` is a single picture."""
+    dtype: torch.dtype | None = None
+    """Of the tokens that go through the blocks, if it is not that of `sample`."""
+    joint: bool = False
+    """Whether the whole batch has one position table, so that all samples must share their destinations."""
+    block_by_block: str | None = None
+    """The reason why runs of blocks cannot stay merged in this call, if any. They are merged block by block."""
+    blocks_left_alone: str | None = None
+    """The reason why a module needs all tokens in this call, if any. In `module` scope that module is not merged, in
+    the other scopes nothing is."""
+    left_alone: str | None = None
+    """The reason why nothing can be merged in this call, if any."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in this call."""
+        return self.sample.shape[0] if self.batch is None else self.batch
+
+    @property
+    def token_dtype(self) -> torch.dtype:
+        """Of the tokens that go through the blocks."""
+        return self.sample.dtype if self.dtype is None else self.dtype
+
+    def length(self, kind: str) -> int:
+        """Tokens of a sample that go through the blocks of a kind."""
+        if kind in self.lengths:
+            return self.lengths[kind]
+        from_the_end = -self.image_at if self.image_at is not None and self.image_at < 0 else 0
+        return from_the_end or self.grids[kind].num_tokens
+
+
+def image_start(length: int, image_at: int | None, grid: Grid) -> int:
+    """The index at which the image grid begins in a sequence of that length, see `Call.image_at`."""
+    if image_at is None:
+        return length - grid.num_tokens
+    return image_at if image_at >= 0 else length + image_at
+
+
+@dataclass(eq=False)
+class Slot:
+    """Holds the plan that several sites share. It is an attribute, not a key of a dictionary, so that blocks with plans
+    of their own can share compiled code."""
+
+    name: str
+    kind: str
+    """The kind of its blocks. The plan has their grid."""
+    make: Callable[..., Plan]
+    """Makes a plan from a grid, `batch_size`, `parts`, `dtype`, `device` and `joint`. A later slot of a kind also gets
+    the plan of the first, as `destinations_of`."""
+    sharers: str = ""
+    """Which blocks of the kind share it: the name of a run, or of the kind."""
+    first_of_kind: Slot | None = None
+    """The first slot of this kind, if this is a later one, which uses the destinations of the first."""
+    plan: Plan | None = None
+    """The plan of the current call."""
+    key: PlanKey | None = None
+    """Under which that plan is kept."""
+    awaits_tokens: bool = False
+    """Whether none of its sites has run yet in this call. The plan is updated from the tokens of the first that runs,
+    which is not always the same: skip-layer guidance leaves out blocks, IP-Adapter masks leave out modules."""
+
+
+@dataclass
+class MergeState:
+    """The state of one denoiser, set before every call. Compiled code changes only `awaits_tokens` of a slot, and what
+    runs hold while their blocks run.
+
+    Sites that do not come first read `active`, not `action`, so that they need one compiled graph instead of three.
+    """
+
+    config: Config
+    steps: StepCounter
+    slots: list[Slot] = field(default_factory=list)
+    """Ordered by their first sites."""
+    enabled: bool = True
+    active: bool = False
+    """Whether anything is merged in this call."""
+    action: Action = Action.SELECT
+    """What plans do in this call."""
+    block_by_block: bool = False
+    """Whether runs of blocks are merged and unmerged at every block in this call."""
+    image_at: int | None = None
+    runs: list[Run] = field(default_factory=list)
+    """Blocks that stay merged together."""
+    tick: Tick | None = None
+    """The place of the call that is running, if something outside has read it already."""
+    computed: tuple[int, ...] | None = None
+    """The steps of this generation that are computed, if others are skipped."""
+    description: tuple[str, ...] = ()
+    """What the method does, in lines for `summary()`."""
+    why_first_frame_whole: Callable[[Grid], str | None] | None = None
+    """For calls with `first_frame_apart`: why the method leaves the first frame of that grid whole, if it does."""
+    notes: set[str] = field(default_factory=set)
+    """What calls had to do differently from the configuration, for `summary()`."""
+    guidance: str = ""
+    """Which samples or passes of the last call shared a plan, for `summary()`."""
+    only_steps: int | None = None
+    """The number of steps that the settings are for; generations of another number are refused. None: any."""
+    keeps_plans: bool = False
+    """Whether plans of earlier generations are kept, because CUDA graphs of the denoiser read them."""
+
+    def __post_init__(self) -> None:
+        self.schedule = Schedule.from_config(self.config)
+        self._plans: dict[PlanKey, Plan] = {}
+        self._used: set[PlanKey] = set()
+        self._captured: set[PlanKey] = set()
+        """Plans that were used while a CUDA graph was captured around the denoiser. They are never freed."""
+        self._updated: set[PlanKey] = set()
+        """Plans that were updated in this step."""
+        self._last_tick: Tick | None = None
+        self._generation = 0
+        """The one that the last call belonged to."""
+        self._was_open = False
+        """Whether anything was merged or skipped in this generation."""
+        self._has_warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_generation": 0, "tick": None}  # a copied or pickled model begins a new generation
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of block that have a site."""
+        return frozenset(slot.kind for slot in self.slots)
+
+    @property
+    def current(self) -> dict[str, Plan]:
+        """The plans of the current or the last call, by the names of their slots."""
+        return {slot.name: slot.plan for slot in self.slots if slot.plan is not None}
+
+    @property
+    def merges_nothing(self) -> bool:
+        """Whether no plan of the current or the last call removes any token."""
+        plans = self.current.values()
+        return bool(plans) and all(plan.is_identity for plan in plans)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held by all plans."""
+        return sum(buffer.nbytes for plan in self._plans.values() for buffer in plan.buffers)
+
+    def plan_of(self, kind: str) -> Plan | None:
+        """A plan of the current or the last call for that kind of block."""
+        return next((slot.plan for slot in self.slots if slot.kind == kind), None)
+
+    def begin_call(self, model: nn.Module, call: Call) -> None:
+        """Set everything up for one call of the denoiser. Runs outside compiled code, and never waits for the GPU."""
+        tick = self.tick or self.steps.read(model, call.sample, call.conditioning, call.timestep, call.batch_size)
+        if self.enabled and tick.num_steps is None and self.schedule.needs is not None:
+            raise RuntimeError(
+                f"{self.schedule.needs} needs the number of steps, which is not known here. Call "
+                "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
+                "a pipeline, or use settings that do not depend on it."
+            )
+        self._check_steps(tick)
+        self._note_updates(tick)
+        for run in self.runs:
+            run.whole = run.merged = None  # of a call that an error has ended
+        begins, self._generation = tick.generation != self._generation, tick.generation
+        if begins:
+            self._begin_generation(tick)
+        action = self.schedule.action(tick.step, tick.num_steps, self.computed) if self.enabled else None
+        self.active, self.action = action is not None, action or Action.REUSE
+        self.block_by_block = self.config.scope == "stage" and call.block_by_block is not None
+        if self.block_by_block:
+            self.notes.add(f"stages were merged block by block: {call.block_by_block}")
+        if call.blocks_left_alone is not None:
+            effect = "single modules were left alone" if self.config.scope == "module" else "nothing was merged"
+            self.notes.add(f"{effect}: {call.blocks_left_alone}")
+            self.active = self.active and self.config.scope == "module"
+        if call.left_alone is not None:
+            self.notes.add(f"nothing was merged: {call.left_alone}")
+            self.active = False
+        self._was_open = self._was_open or (action is not None and bool(self.slots)) or self.computed is not None
+        self._last_tick = tick
+        if self.active:
+            parts, ordinal = self._sharing(call, tick)
+            grids, self.image_at = self._merged_part(call)
+            for slot in self.slots:
+                slot.key, slot.plan = self._plan(slot, call, grids[slot.kind], ordinal, parts)
+                slot.awaits_tokens = True
+                slot.plan.begin_call()
+            if ordinal < tick.ordinal and all(slot.key in self._updated for slot in self.slots):
+                self.action = Action.REUSE  # another pass of guidance has updated these plans in this step
+
+    @property
+    def may_merge(self) -> bool:
+        """Whether tokens are merged in the generation that the running call belongs to, or that is not known."""
+        num_steps = None if self.tick is None else self.tick.num_steps
+        return bool(self.slots) and (num_steps is None or self.schedule.merges(num_steps))
+
+    def leave_alone(self) -> None:
+        """Do nothing in the next call of the denoiser, and count no step."""
+        self.active = False
+
+    def _check_steps(self, tick: Tick) -> None:
+        """Refuse a generation of another number of steps than the settings are for."""
+        if self.only_steps is None or not self.enabled or tick.num_steps == self.only_steps:
+            return
+        if tick.num_steps is None:
+            raise UsageError(
+                f"these settings are for {self.only_steps} steps, and the number of steps is not known here: call "
+                "handle.begin(num_steps) before a generation, or run the model inside a pipeline."
+            )
+        raise UsageError(
+            f"these settings were found for {self.only_steps} steps, and this generation has {tick.num_steps}: "
+            f"generate with {self.only_steps}, or run `toma tune --steps {tick.num_steps}`."
+        )
+
+    def _note_updates(self, tick: Tick) -> None:
+        """Note which plans the last call updated, if this call belongs to the same step."""
+        if tick.ordinal == 0:
+            self._updated.clear()
+        else:
+            self._updated |= {slot.key for slot in self.slots if slot.key is not None and not slot.awaits_tokens}
+
+    def _sharing(self, call: Call, tick: Tick) -> tuple[int, int]:
+        """Of how many parts that share a plan the batch consists, and the pass whose plans this call uses."""
+        asked, batch = self.config.guidance_parts, call.batch_size
+        if asked == 1:
+            self.guidance = "every sample chooses for itself"
+            return 1, tick.ordinal
+        parts = tick.parts if isinstance(asked, str) else asked
+        if batch % parts:
+            self.notes.add(f"guidance_parts={asked} does not divide a batch of {batch}: every sample chose for itself")
+            parts = 1
+        passes = "; passes over one sample share a plan" if tick.first_pass < tick.ordinal else ""
+        self.guidance = (
+            "every sample chooses for itself" if parts == 1 else f"{parts} parts of guidance choose together"
+        ) + passes
+        return parts, tick.first_pass
+
+    def _begin_generation(self, tick: Tick) -> None:
+        """Keep the plans that the last generation used, and free the others."""
+        last = self._last_tick
+        if last is not None and last.num_steps is not None and not self._was_open and not last.is_exact:
+            counted = f"{last.step + 1} of {last.num_steps} steps were counted"
+            advice = f" ({counted}; where that is wrong, call handle.begin(num_steps) and handle.step(i))"
+            self._warn_nothing_done(last.num_steps, advice)
+        elif tick.num_steps is not None and not self._does_anything(tick.num_steps):
+            self._warn_nothing_done(tick.num_steps)
+        # No warning about a generation that ran while merging was switched off.
+        self._was_open = not self.enabled
+        if not self.keeps_plans:
+            kept = self._used | self._captured
+            self._plans = {key: plan for key, plan in self._plans.items() if key in kept}
+        self._used.clear()
+        self.forget_choices()
+
+    def _does_anything(self, num_steps: int) -> bool:
+        """Whether a generation of so many steps merges or skips at all."""
+        return self.computed is not None or (bool(self.slots) and self.schedule.merges(num_steps))
+
+    def _warn_nothing_done(self, num_steps: int, advice: str = "") -> None:
+        if self._has_warned or not self.enabled:
+            return
+        self._has_warned = True
+        settings = " and ".join(self._settings_that_do_nothing(num_steps))
+        steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
+        warnings.warn(
+            f"a generation of {steps} was not made faster at all: none is merged or skipped with {settings}{advice}.",
+            stacklevel=2,
+        )
+
+    def _settings_that_do_nothing(self, num_steps: int) -> list[str]:
+        """The settings because of which none of `num_steps` steps merges or is skipped."""
+        config, named = self.config, []
+        if self.slots:
+            few = config.max_steps is None or num_steps <= config.max_steps
+            named.append(f"window={config.window}" if few else f"max_steps={config.max_steps}")
+        if config.skip is not None:
+            few = num_steps < config.skip.min_steps
+            named.append(f"min_steps={config.skip.min_steps}" if few else f"computed={config.skip.computed}")
+        return named
+
+    def forget_choices(self) -> None:
+        """Make every plan select again when it is next used. Buffers are kept."""
+        for plan in self._plans.values():
+            plan.forget()
+
+    def _merged_part(self, call: Call) -> tuple[dict[str, Grid], int | None]:
+        """The grids that are merged, and where they begin: those of the call, perhaps without their first frame."""
+        if not call.first_frame_apart or self.why_first_frame_whole is None:
+            return call.grids, call.image_at
+        grid = next(iter(call.grids.values()))
+        reason = self.why_first_frame_whole(grid)
+        if reason is None:
+            return call.grids, call.image_at
+        self.notes.add(f"the first of {grid.frames} frames was left whole: {reason}")
+        rest = grid.without_first_frame
+        begins = None if call.image_at is None else call.image_at + grid.num_tokens - rest.num_tokens
+        return dict.fromkeys(call.grids, rest), begins
+
+    def _plan(self, slot: Slot, call: Call, grid: Grid, ordinal: int, parts: int) -> tuple[PlanKey, Plan]:
+        sample = call.sample
+        key = (slot.name, ordinal, grid, call.batch_size, parts, call.token_dtype, sample.device, call.joint)
+        if key not in self._plans:
+            shared = {}
+            if slot.first_of_kind is not None:
+                first = (slot.first_of_kind.name, *key[1:])
+                shared = {"destinations_of": self._plans[first]}
+            with torch.inference_mode(False):  # buffers made in inference mode cannot be updated outside it
+                plan = slot.make(
+                    grid,
+                    batch_size=call.batch_size,
+                    parts=parts,
+                    dtype=call.token_dtype,
+                    device=sample.device,
+                    joint=call.joint,
+                    **shared,
+                )
+            _make_static(plan.buffers)
+            self._plans[key] = plan
+        self._used.add(key)
+        if sample.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._captured.add(key)
+        return key, self._plans[key]
+
+
+def _make_static(buffers: list[Tensor]) -> None:
+    """Let compiled code update these inside a CUDA graph. Another pass has others, and must not compile again."""
+    from torch._dynamo import mark_static_address  # slow to import; `prepare_compiler` has done it
+
+    for buffer in buffers:
+        mark_static_address(buffer, guard=False)

@@ -1,0 +1,89 @@
+"""A method turns a configuration and the blocks of a model into hooks, plans and a description."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeVar
+
+from toma_diffusion.engine.install import Placement
+from toma_diffusion.engine.summary import BlockRecord
+from toma_diffusion.families import Block, Hook, Site, SiteSpec
+from toma_diffusion.merge import Plan
+from toma_diffusion.merge.base import Config
+from toma_diffusion.merge.sites import UpdatePlan
+from toma_diffusion.merge.state import MergeState, Slot
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+Placed = tuple[list[Placement], list[BlockRecord]]
+"""All hooks of a method, and what is done in every block."""
+
+
+class Method(ABC, Generic[ConfigT]):
+    """One method. It has no state: what is kept from step to step is in the slots of `MergeState`."""
+
+    name: ClassVar[str]
+    """As the user writes it."""
+    config_class: ClassVar[type[Any]]
+    """The class of its settings. Every method has its own."""
+
+    @abstractmethod
+    def place(self, config: ConfigT, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
+        """Make the hooks of the method for a model.
+
+        Args:
+            blocks: of the model, in the order in which they run.
+            reasons: by index, the blocks that must be left alone, and why.
+            state: gets a slot for every plan, and notes for the summary.
+        """
+
+    @abstractmethod
+    def describe(self, config: ConfigT) -> list[str]:
+        """What the method does, line by line, for `summary()`."""
+
+
+class PerBlockMethod(Method[ConfigT]):
+    """A method in which every block has a plan of its own, computed in every call."""
+
+    reads_blocks: ClassVar[bool] = True
+    """Whether the plan is computed from the tokens that enter the block."""
+
+    @abstractmethod
+    def plans(self, config: ConfigT, blocks: list[Block]) -> list[Callable[..., Plan]]:
+        """For every block a function that makes its plan, from a grid, `batch_size`, `dtype`, `device` and `joint`."""
+
+    @abstractmethod
+    def left_alone(self, config: ConfigT, blocks: list[Block]) -> dict[int, str]:
+        """By index, the blocks that the method does not merge, and why. Raises if it cannot be applied at all."""
+
+    def hooks(self, spec: SiteSpec, site: Site) -> list[tuple[str, Hook]]:
+        """The hooks at one place of a block, each with the name of its module inside the block."""
+        return spec.hooks(site)
+
+    def place(self, config: ConfigT, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
+        """Hooks at the chosen sites of every block that is merged."""
+        placements: list[Placement] = []
+        records = []
+        reasons = self.left_alone(config, blocks) | reasons
+        for index, (block, make) in enumerate(zip(blocks, self.plans(config, blocks), strict=True)):
+            specs = block.chosen_sites(config.sites) if index not in reasons else []
+            reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(config.sites)}")
+            if reason is None:
+                slot = Slot(block.name, block.kind, make)
+                state.slots.append(slot)
+                if self.reads_blocks:
+                    placements.append(Placement(block.module, None, UpdatePlan(Site(state, slot))))
+            for spec in specs:
+                hooks = self.hooks(spec, Site(state, slot, spec.leave_alone))
+                placements += [Placement(block.module, name, hook) for name, hook in hooks]
+            records.append(block.record(specs, reason))
+        return placements, records
+
+
+def relative_levels(blocks: list[Block]) -> list[int]:
+    """How often the grid of every block was halved since the first that has any attention.
+
+    SDXL has none at its highest resolution. Counted from there, methods that act at the highest level would do nothing.
+    """
+    first = min((block.level for block in blocks), default=0)
+    return [block.level - first for block in blocks]

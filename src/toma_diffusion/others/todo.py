@@ -1,0 +1,124 @@
+"""ToDo: Token Downsampling for Efficient Generation of High-Resolution Images (Smith et al. 2024, arXiv 2402.13573)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from toma_diffusion.engine import upstream
+from toma_diffusion.errors import UsageError
+from toma_diffusion.families import Arguments, Block, Given, Hook, Keywords, Site, SiteSpec
+from toma_diffusion.merge import Grid, Plan
+from toma_diffusion.others.base import PerBlockMethod, relative_levels
+from toma_diffusion.others.todo_settings import ToDoConfig
+
+
+class ToDo(PerBlockMethod[ToDoConfig]):
+    """Queries from all tokens, keys and values from a smaller grid."""
+
+    name = "todo"
+    config_class = ToDoConfig
+    reads_blocks = False
+
+    def left_alone(self, config: ToDoConfig, blocks: list[Block]) -> dict[int, str]:
+        """Blocks of a lower resolution. Raises for joint attention."""
+        joint = [block.name for block in blocks if not block.takes_other_keys]
+        if joint:
+            raise UsageError(
+                f"ToDo cannot be applied here: {joint[0]} makes queries and keys from the same tokens, with the same "
+                "positions, so that keys alone cannot be reduced. "
+                "Use it on a UNet or PixArt, or use 'tomesd' or 'tofu' here."
+            )
+        levels = relative_levels(blocks)
+        return {index: "level without a factor" for index, level in enumerate(levels) if level >= len(config.factors)}
+
+    def plans(self, config: ToDoConfig, blocks: list[Block]) -> list[Callable[..., Plan]]:
+        """The factor depends on the level."""
+        by_level = dict(enumerate(config.factors))
+        return [partial(DownsamplePlan, factor=by_level.get(level, 1)) for level in relative_levels(blocks)]
+
+    def hooks(self, spec: SiteSpec, site: Site) -> list[tuple[str, Hook]]:
+        """A hook before self-attention."""
+        return [(spec.name, DownsampleKeys(site))]
+
+    def describe(self, config: ToDoConfig) -> list[str]:
+        """What is reduced."""
+        factors = ", ".join(map(str, config.factors))
+        return [f"keys and values of self-attention downsampled by {factors}; queries whole"]
+
+
+class DownsamplePlan(Plan):
+    """Every n-th row and column of a grid, in row-major order. If n does not divide a side, the nearest rows."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        factor: int,
+        batch_size: int,
+        parts: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        joint: bool = False,
+    ) -> None:
+        self.grid = grid
+        self.factor = factor
+        self.height, self.width = (max(1, side // factor) for side in (grid.height, grid.width))
+        rows = torch.arange(self.height, device=device) * grid.height // self.height
+        columns = torch.arange(self.width, device=device) * grid.width // self.width
+        frames = torch.arange(grid.frames, device=device) * grid.height
+        self.positions = ((frames[:, None, None] + rows[:, None]) * grid.width + columns).flatten()
+
+    @property
+    def num_destinations(self) -> int:
+        """Number of tokens that keys and values are computed from."""
+        return self.grid.frames * self.height * self.width
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """The indices of the tokens that are kept."""
+        return [self.positions]
+
+    def describe(self) -> str:
+        """The smaller grid."""
+        return f"keys and values of {self.height}×{self.width}"
+
+    def merge(self, tokens: Tensor) -> Tensor:
+        """The tokens that are kept."""
+        return tokens.index_select(1, self.positions)
+
+    def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Nothing to restore: there is a query for every token."""
+        return merged if residual is None else residual + merged
+
+    def gather(self, table: Tensor, dim: int = 0) -> Tensor:
+        """The rows of the tokens that are kept."""
+        return table.index_select(dim, self.positions)
+
+
+@dataclass(eq=False)
+class DownsampleKeys(Hook):
+    """Forward pre-hook of self-attention: passes fewer tokens for keys and values, in the argument in which
+    cross-attention gets its text."""
+
+    site: Site
+
+    def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
+        """Pass the smaller grid in addition to all tokens."""
+        given = Given(self.names, args, kwargs)
+        plan = self.site.plan(given)
+        if plan is None:
+            return None
+        if given["encoder_hidden_states"] is not None:
+            raise UsageError("this block attends to text where others attend to themselves: name it in skip_blocks.")
+        if upstream.has_fused_projections(module):
+            raise UsageError(
+                "ToDo makes keys from other tokens than queries, which fused projections cannot: "
+                "call unfuse_qkv_projections first."
+            )
+        given = given.with_argument("encoder_hidden_states", self.site.merge(plan, given.tokens))
+        return given.args, given.kwargs

@@ -1,0 +1,109 @@
+"""Settings of skipped steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from toma_diffusion.checks import check_integer, check_known, check_sequence, is_number
+from toma_diffusion.errors import UsageError
+from toma_diffusion.skip.learned import Learned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skip:
+    """Which steps are computed. In the others the denoiser does not run: its output is predicted. Immutable.
+
+    Example:
+
+    ```python
+    >>> from toma_diffusion import Skip, ToMAConfig
+    >>> config = ToMAConfig(ratio=0, skip=Skip(computed=8))
+    >>> ToMAConfig.from_json(config.to_json()).skip.computed
+    8
+    ```
+    """
+
+    computed: float | int | tuple[int, ...] = 0.5
+    """What is computed: a share of the steps, such as 0.4; their number, such as 8; or the steps themselves, counted
+    from 0, such as (0, 1, 2, 4, 7). A share or a number is spread by the noise levels of the scheduler. Fewer is faster
+    and loses more detail."""
+
+    fewest: int = 1
+    """With a share: at least so many steps are computed, but at least one is skipped. The fewer steps a generation has,
+    the more outputs differ from one to the next. Each preset has a number of its own."""
+
+    min_steps: int = 1
+    """In generations of fewer steps nothing is skipped."""
+
+    learned: Learned | None = None
+    """Which steps are computed, and the weights of the others, as they were learned on the model: see `handle.learn`.
+    Can be given as the path of a file. None: both follow from the noise levels of the scheduler."""
+
+    def __post_init__(self) -> None:
+        self._set("computed", self._valid_computed())
+        self._set("fewest", check_integer("fewest", self.fewest, minimum=1))
+        self._set("min_steps", check_integer("min_steps", self.min_steps, minimum=1))
+        if self.learned is not None:
+            self._set("learned", Learned.from_any(self.learned))
+            self._check_learned(self.learned)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Skip:
+        """From fields by name. Missing ones take their defaults, unknown ones raise `UsageError`."""
+        if not isinstance(values, Mapping):
+            raise UsageError(f"skip={values!r} is not allowed: pass a Skip, a mapping of its fields, or None.")
+        check_known(cls.__name__, values, SKIP_FIELDS)
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, in types that JSON has."""
+        computed = list(self.computed) if isinstance(self.computed, tuple) else self.computed
+        return vars(self) | {"computed": computed, "learned": None if self.learned is None else self.learned.to_dict()}
+
+    def _valid_computed(self) -> float | int | tuple[int, ...]:
+        given: Any = self.computed
+        if is_number(given):
+            if isinstance(given, int):
+                return check_integer("computed", given, minimum=1)
+            if 0 < given < 1:
+                return float(given)
+            raise UsageError(
+                f"computed={given!r} is not allowed: a share of the steps is above 0 and below 1; a number of steps is "
+                "a whole number."
+            )
+        steps = check_sequence("computed", given, "a share of the steps, their number, or the steps, counted from 0")
+        steps = tuple(sorted({check_integer("computed", step, minimum=0) for step in steps}))
+        if not steps or steps[0] != 0:
+            raise UsageError(f"computed={given!r} lacks step 0: nothing can be predicted in the first step.")
+        return steps
+
+    def count(self, num_steps: int) -> int:
+        """How many of `num_steps` steps are computed."""
+        if num_steps < self.min_steps:
+            return num_steps
+        if isinstance(self.computed, tuple):
+            return sum(step < num_steps for step in self.computed)
+        if isinstance(self.computed, int):
+            return min(self.computed, num_steps)
+        return max(1, min(max(round(self.computed * num_steps), self.fewest), num_steps - 1))
+
+    def _check_learned(self, learned: Learned) -> None:
+        if learned.num_steps < self.min_steps:
+            raise UsageError(
+                f"learned is for {learned.num_steps} steps, and with min_steps={self.min_steps} nothing is skipped in "
+                f"so few: set min_steps={learned.num_steps}."
+            )
+        found = learned.of(self.count(learned.num_steps))
+        if isinstance(self.computed, tuple) and self.computed != found.computed:
+            raise UsageError(
+                f"computed={self.computed!r} cannot go with what was learned, which computes {found.computed!r}: set "
+                f"computed={found.count}."
+            )
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the dataclass is frozen; only __post_init__ normalises values
+
+
+SKIP_FIELDS = tuple(field.name for field in fields(Skip))
