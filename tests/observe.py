@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from toma_diffusion.engine.install import find_root
 from toma_diffusion.merge import MergePlan
-from toma_diffusion.merge.sites import Hook
+from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.merge.state import MergeState
 
 BLOCKS = (

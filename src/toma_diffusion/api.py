@@ -1,9 +1,8 @@
-"""The public calls: make a pipeline or model faster, switch that off and on, remove it."""
+"""The two calls: `speed_up` makes a pipeline faster, `apply_toma` merges its tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,50 +11,60 @@ from typing import Any
 import torch
 from torch import nn
 
+from toma_diffusion import presets
 from toma_diffusion.engine import upstream
-from toma_diffusion.engine.arguments import Given
 from toma_diffusion.engine.clock import DENOISERS, StepCounter
 from toma_diffusion.engine.install import RootHook, find_root, install
+from toma_diffusion.engine.session import Session
 from toma_diffusion.errors import UsageError
-from toma_diffusion.families import Adapter, Block, find_adapter, supported, unsupported
-from toma_diffusion.handle import ToMAHandle
-from toma_diffusion.merge.base import Config
-from toma_diffusion.merge.state import Call, MergeState
-from toma_diffusion.others import defaults_that_count, method_of, resolve_config
+from toma_diffusion.families import Adapter, Block, find_adapter, unsupported
+from toma_diffusion.handle import Handle
+from toma_diffusion.merge.base import Merging
+from toma_diffusion.merge.state import MergeState
+from toma_diffusion.merge.variants import variant as named_variant
+from toma_diffusion.others import method_of
+from toma_diffusion.presets import Chosen
+from toma_diffusion.skip.config import Skip
 from toma_diffusion.skip.denoiser import Skipper, keep_out_of_graphs
-from toma_diffusion.skip.history import Seen
+from toma_diffusion.skip.learned import Learned
 from toma_diffusion.tuned import SUFFIX, Tuned
 
-DEFAULT_PRESET = "balanced"
-"""What a pipeline uses if you pass no preset."""
 CONVOLUTIONAL_BLOCK = "ResnetBlock2D"
 """The residual blocks of UNets, which are compiled together with the transformer blocks."""
 
 
-def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | Path | None = None, **overrides: Any) -> ToMAHandle:
+def speed_up(
+    pipe: Any,
+    preset: str | Path | None = None,
+    *,
+    merge: Merging | None = None,
+    skip: Skip | None = None,
+    learned: str | Path | Learned | None = None,
+) -> Handle:
     """Make a diffusers pipeline, or its denoiser, faster: by skipping steps, by merging tokens, or by both.
 
     Args:
-        pipe_or_model: a pipeline with a `unet` or `transformer`, or that model itself, or a list of them. All denoisers
-            of a pipeline are taken: Wan 2.2 has two. Steps can be skipped with any of them; tokens are merged in the
-            families that have an adapter. In a loop without a pipeline, call `handle.begin` and `handle.step`.
-        config_or_preset: the name of a preset, or a `ToMAConfig`, which is used as it is. If you pass neither, a
-            pipeline uses the preset `balanced`, and a model `ToMAConfig()`. Unless you pass a configuration, defaults
-            of the model family fill the fields you did not set (Flux: destinations are selected in every step, the
-            first 5 joint and 5 single blocks are not merged). For another method: `tomesd`, `tofu`, `todo`, or a
-            `ToMeSDConfig`, `ToFuConfig`, `ToDoConfig`. Or a file that `toma tune` wrote, `"tuned.json"`: it is used as
-            it is, and refused for another class of model or another number of steps.
-        overrides: fields of the configuration to change.
+        pipe: a pipeline with a `unet` or `transformer`, or that model itself, or a list of them. All denoisers of a
+            pipeline are taken: Wan 2.2 has two. Steps can be skipped with any of them; tokens are merged in the
+            families that `toma_diffusion.families` has. In a loop without a pipeline, call `handle.begin` and
+            `handle.step`.
+        preset: `balanced` (closest to the original), `fast` or `faster`. If nothing at all is passed, it is
+            `balanced`. Or a file that `toma tune` wrote, `"tuned.json"`: it is refused for another class of model or
+            another number of steps.
+        merge: how tokens are merged: `Merge(ratio=0.5)`, or the settings of another method. In place of what the preset
+            does.
+        skip: which steps are skipped: `Skip(computed=10)`. In place of what the preset does.
+        learned: what was learned of skipped steps on this model: the file that `handle.save` or `toma learn` wrote.
 
     Returns:
-        A handle to inspect merging, to switch it off and on, to compile the model, and to remove merging.
+        A handle to look at what is done, to switch it off and on, to compile the model, to learn, and to remove it.
 
     Example:
 
     ```python
     >>> import torch
     >>> from diffusers import UNet2DConditionModel
-    >>> from toma_diffusion import apply_toma
+    >>> from toma_diffusion import Merge, speed_up
     >>> unet = UNet2DConditionModel(
     ...     sample_size=16,
     ...     block_out_channels=(32, 64),
@@ -65,190 +74,179 @@ def apply_toma(pipe_or_model: Any, config_or_preset: Config | str | Path | None 
     ...     norm_num_groups=8,
     ...     cross_attention_dim=32,
     ... )
-    >>> handle = apply_toma(unet, ratio=0.5, num_regions=4)
+    >>> handle = speed_up(unet, merge=Merge(ratio=0.5))
     >>> _ = unet(torch.randn(1, 4, 16, 16), 10, torch.randn(1, 7, 32))
-    >>> [(kind.kind, kind.tokens_before, kind.tokens_after) for kind in handle.summary().kinds]
-    [('level 0', 256, 128), ('level 1', 64, 32)]
+    >>> print(handle.summary().merge.headline)
+    half of 256 and 64 tokens merged in 3 of 4 blocks
     >>> handle.remove()
     ```
     """
-    several = pipe_or_model if isinstance(pipe_or_model, (list, tuple)) else [pipe_or_model]
+    if isinstance(preset, Path) or str(preset).endswith(SUFFIX):
+        return _apply_tuned(pipe, str(preset), merge=merge, skip=skip, learned=learned)
+    if preset is None and merge is None and skip is None:
+        preset = presets.DEFAULT
+    if preset is not None and not isinstance(preset, str):
+        raise UsageError(f"preset={preset!r} is not a name: pass settings as merge=… and skip=….")
+    for name, value, kind in (("merge", merge, Merging), ("skip", skip, Skip)):
+        if value is not None and not isinstance(value, kind):
+            raise UsageError(f"{name}={value!r} is not allowed: pass {name}={name.capitalize()}(…).")
+    if learned is not None and skip is None and preset is None:
+        raise UsageError("learned says how steps are skipped, and none is: pass a preset or skip=Skip(…) too.")
+    chosen = Chosen(
+        None if preset is None else presets.named(preset),
+        merge,
+        skip,
+        None if learned is None else Learned.from_any(learned),
+    )
+    return _apply(pipe, lambda family, model: chosen)
+
+
+def apply_toma(pipe: Any, variant: str = "toma-stage", *, ratio: float | None = None) -> Handle:
+    """Merge tokens by ToMA (Token Merge with Attention) in all steps, and skip none.
+
+    Args:
+        pipe: as in `speed_up`.
+        variant: `toma-stage` is ours and the fastest, `toma-late` ours and the closest to the original; `toma`,
+            `toma-stripe`, `toma-tile` and `toma-once` are the paper's. For single settings: `speed_up(pipe,
+            merge=Merge(…))`.
+        ratio: the fraction of the tokens that is removed. Default: 0.5.
+
+    Returns:
+        A handle.
+    """
+
+    def choose(family: Adapter | None, model: nn.Module) -> Chosen:
+        # The paper selects in every step in transformers, and every tenth in U-Nets.
+        selects_every_step = family is not None and "select_every" in family.defaults(model)
+        return Chosen(merge=named_variant(variant, ratio, selects_every_step=selects_every_step))
+
+    return _apply(pipe, choose)
+
+
+def speed_up_model(family: Adapter | None, model: nn.Module, chosen: Chosen) -> Handle:
+    """What `speed_up` does with a model whose family is known: for programs with models of their own."""
+    return _installed({model: _build(model, family, chosen, Session(StepCounter()))})
+
+
+Choose = Callable[["Adapter | None", nn.Module], Chosen]
+
+
+def _apply(pipe: Any, choose: Choose, only_steps: int | None = None) -> Handle:
+    several = pipe if isinstance(pipe, (list, tuple)) else [pipe]
     roots: dict[nn.Module, RootHook] = {}
     for each in several:
         models, pipeline = find_denoisers(each), None if isinstance(each, nn.Module) else each
         steps = StepCounter(pipeline)  # the denoisers of a pipeline take turns in one count of steps
         for model in models:
+            if find_root(model) is not None:
+                raise RuntimeError(
+                    f"this {type(model).__name__} was sped up already: call Handle.of(pipe).remove() first."
+                )
             if model not in roots:
-                roots[model] = _accelerate(model, pipeline, steps, config_or_preset, overrides)
+                family = find_adapter(model)
+                roots[model] = _build(model, family, choose(family, model), Session(steps, only_steps=only_steps))
     return _installed(roots)
 
 
-def _installed(roots: Mapping[nn.Module, RootHook]) -> ToMAHandle:
+def _installed(roots: Mapping[nn.Module, RootHook]) -> Handle:
     keep_out_of_graphs()
     install(roots)
-    return ToMAHandle(*roots)
+    return Handle(*roots)
 
 
-def _accelerate(
-    model: nn.Module,
-    pipeline: Any,
-    steps: StepCounter,
-    config_or_preset: Config | str | Path | None,
-    overrides: Mapping[str, Any],
-) -> RootHook:
-    """All hooks of one denoiser, which are not installed yet."""
-    if find_root(model) is not None:
-        raise RuntimeError(f"apply_toma was called on this {type(model).__name__} already: call remove_toma first.")
-    adapter = find_adapter(model)
-    if isinstance(config_or_preset, Path) or str(config_or_preset).endswith(SUFFIX):
-        tuned = _read_tuned(model, str(config_or_preset), overrides)
-        return _build(model, adapter, tuned.applicable(), steps, only_steps=tuned.steps_left)
-    if config_or_preset is None and pipeline is not None:
-        config_or_preset = DEFAULT_PRESET
-    return _resolve(adapter, model, steps, config_or_preset, overrides)
+def _apply_tuned(pipe: Any, path: str, **others: Any) -> Handle:
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise UsageError(
+            f"{path!r} is used as it was measured, and cannot be changed by {', '.join(given)}: pass a preset or "
+            "settings instead."
+        )
+    tuned = Tuned.read(path)
+
+    def choose(family: Adapter | None, model: nn.Module) -> Chosen:
+        tuned.check_model(model)
+        return tuned.chosen()
+
+    return _apply(pipe, choose, tuned.steps_left)
 
 
-def apply_with(
-    adapter: Adapter | None, model: nn.Module, config_or_preset: Config | str | None, overrides: Mapping[str, Any]
-) -> ToMAHandle:
-    """What `apply_toma` does with a model whose adapter is known: for programs with models of their own."""
-    return _installed({model: _resolve(adapter, model, StepCounter(), config_or_preset, overrides)})
-
-
-def _resolve(
-    adapter: Adapter | None,
-    model: nn.Module,
-    steps: StepCounter,
-    config_or_preset: Config | str | None,
-    overrides: Mapping[str, Any],
-) -> RootHook:
-    """Fill the settings in with the defaults of the model family."""
-    defaults = {} if adapter is None else adapter.defaults(model)
-    config = resolve_config(config_or_preset, overrides, defaults)
-    obstacle = _merging_obstacle(model, adapter)
-    if obstacle is not None and overrides.get("ratio"):
-        raise UsageError(obstacle)
-    used = defaults_that_count(config_or_preset, overrides, defaults)
-    return _build(model, adapter, config, steps, defaults=used)
-
-
-def remove_toma(pipe_or_model: Any) -> None:
-    """Undo `apply_toma` on a pipeline or model. It is then what it was before, bit for bit."""
-    ToMAHandle(*_accelerated(pipe_or_model)).remove()
-
-
-@contextmanager
-def toma_enabled(pipe_or_model: Any, enabled: bool = True) -> Iterator[ToMAHandle]:
-    """Switch merging and skipped steps on, or off with `enabled=False`, for the duration of a `with` block."""
-    models = _accelerated(pipe_or_model)
-    before = {model: ToMAHandle(model).enabled for model in models}
-    handle = ToMAHandle(*models)
-    handle.enabled = enabled
-    try:
-        yield handle
-    finally:
-        for model, was_enabled in before.items():
-            if find_root(model) is not None:
-                ToMAHandle(model).enabled = was_enabled
-
-
-def _accelerated(pipe_or_model: Any) -> list[nn.Module]:
-    """The denoisers on which `apply_toma` was called."""
-    models = [model for model in find_denoisers(pipe_or_model) if find_root(model) is not None]
-    if not models:
-        name = type(find_denoiser(pipe_or_model)).__name__
-        raise RuntimeError(f"apply_toma was not called on this {name}: there is nothing to remove or to switch.")
-    return models
-
-
-def find_denoiser(pipe_or_model: Any) -> nn.Module:
-    """The model in which tokens are merged; the first if a pipeline has several."""
-    return find_denoisers(pipe_or_model)[0]
-
-
-def find_denoisers(pipe_or_model: Any) -> list[nn.Module]:
+def find_denoisers(pipe: Any) -> list[nn.Module]:
     """All denoisers of a pipeline, or the model itself."""
-    if isinstance(pipe_or_model, nn.Module):
-        return [upstream.unwrap_compiled(pipe_or_model)]
-    found = [getattr(pipe_or_model, name, None) for name in DENOISERS]
+    if isinstance(pipe, nn.Module):
+        return [upstream.unwrap_compiled(pipe)]
+    found = [getattr(pipe, name, None) for name in DENOISERS]
     models = [upstream.unwrap_compiled(model) for model in found if isinstance(model, nn.Module)]
     if models:
         return list(dict.fromkeys(models))
-    raise UsageError(
-        f"{type(pipe_or_model).__name__} is neither a model nor a pipeline with a {' or a '.join(DENOISERS[:2])}. "
-        f"Supported are: {supported()}."
-    )
+    raise UsageError(f"{type(pipe).__name__} is neither a model nor a pipeline with a {' or a '.join(DENOISERS[:2])}.")
 
 
-def _read_tuned(model: nn.Module, path: str, overrides: Mapping[str, Any]) -> Tuned:
-    tuned = Tuned.read(path)
-    tuned.check_model(model)
-    if overrides:
-        raise UsageError(
-            f"{path!r} is used as it was measured, and cannot be changed by {', '.join(overrides)}: pass a "
-            "configuration or a preset instead."
-        )
-    return tuned
-
-
-def _build(
-    model: nn.Module,
-    adapter: Adapter | None,
-    config: Config,
-    steps: StepCounter,
-    only_steps: int | None = None,
-    defaults: Mapping[str, Any] | None = None,
-) -> RootHook:
-    method, skips = method_of(config), config.skip is not None
+def _build(model: nn.Module, family: Adapter | None, chosen: Chosen, session: Session) -> RootHook:
+    """All hooks of one denoiser, which are not installed yet."""
+    skips = chosen.ever_skips
     if skips and upstream.has_block_cache(model):
         raise UsageError(
             "skipped steps cannot be combined with a block cache, which skips parts of them too: use one of them."
         )
-    state = MergeState(
-        config,
-        steps,
-        description=(*_describe_defaults(defaults or {}), *method.describe(config)),
-        only_steps=only_steps,
-    )
-    blocks = [] if adapter is None else adapter.blocks(model)
-    obstacle = _merging_obstacle(model, adapter)
-    if obstacle is not None:
-        if not skips:
+    state, placements = None, []
+    if (merging := chosen.merging) is not None:
+        obstacle = _merging_obstacle(model, family)
+        if obstacle is None:
+            assert family is not None
+            state, placements = _place(model, family, merging, chosen, session)
+        elif chosen.merge is not None:
             raise UsageError(obstacle)
-        if config.ratio:
-            state.notes.add(f"no tokens are merged: {obstacle}")
-        blocks = []
-    reasons = _reasons_to_leave_alone(model, blocks, config)
-    if skips and config.ratio == 0:
-        reasons = dict.fromkeys(range(len(blocks)), "no tokens are merged: ratio 0")
-    placements, records = method.place(config, blocks, reasons, state)
-    merged = [record for record in records if record.left_alone is None]
-    if not merged and not skips:
-        found = "; ".join(sorted({record.left_alone for record in records if record.left_alone}))
+        else:
+            session.notes.add(f"no tokens are merged: {obstacle}")
+    skipper = Skipper(model, chosen.skips_in, session) if skips else None
+    session.techniques = [each for each in (state, skipper) if each is not None]
+    return RootHook(
+        session,
+        LateChanges(None if state is None else state.config.scope, _merges_an_end(state), skips),
+        partial(compiled_blocks, family=family),
+        partial(graphs_obstacle, family=family),
+        placements,
+        state,
+        skipper,
+    )
+
+
+def _place(
+    model: nn.Module, family: Adapter, merging: Merging, chosen: Chosen, session: Session
+) -> tuple[MergeState, list[Any]]:
+    """The hooks that merge, and their state."""
+    blocks = family.blocks(model)
+    config, default = _settle(merging, family.defaults(model).get("skip_blocks"))
+    reasons = _reasons_to_leave_alone(model, blocks, config, default)
+    method = method_of(config)
+    state = MergeState(
+        config, session, family.read_call, chosen.merges_in, description=tuple(method.describe(config))
+    )
+    placements, state.records = method.place(config, blocks, reasons, state)
+    if all(record.left_alone is not None for record in state.records):
+        found = "; ".join(sorted({record.left_alone for record in state.records if record.left_alone}))
+        advice = "pass skip_blocks=()" if default else "change the settings"
         raise UsageError(
             f"nothing would be merged in this {type(model).__name__} "
-            f"({len(blocks)} transformer blocks: {found or 'it has no blocks'}). "
-            f"Change the settings, or use one of: {supported()}."
+            f"({len(blocks)} transformer blocks: {found or 'it has no blocks'}): {advice}."
         )
-    ends = {blocks[0].name, blocks[-1].name} if blocks else set()
-    merges_an_end = config.scope != "module" and any(record.name in ends for record in merged)
-    return RootHook(
-        state,
-        adapter.read_call if adapter is not None and merged else read_any_call,
-        LateChanges(config.scope if merged else None, merges_an_end, skips),
-        partial(compiled_blocks, adapter=adapter),
-        partial(graphs_obstacle, adapter=adapter),
-        records,
-        placements,
-        None if config.skip is None else Skipper(model, config.skip, state),
-    )
+    return state, placements
 
 
-def _merging_obstacle(model: nn.Module, adapter: Adapter | None) -> str | None:
+def _settle(merging: Merging, default: tuple[int, ...] | None) -> tuple[Merging, bool]:
+    """The settings with the blocks that are left whole, and whether those are a default."""
+    if merging.skip_blocks is not None:
+        return merging, False
+    if default is None:
+        default = (-1,) if merging.skips_last_block else ()
+    return merging.changed({"skip_blocks": default}), True
+
+
+def _merging_obstacle(model: nn.Module, family: Adapter | None) -> str | None:
     """Why no tokens can be merged in a model, if so."""
-    if adapter is None:
+    if family is None:
         return str(unsupported(model))
-    if (obstacle := adapter.obstacle(model)) is not None:
+    if (obstacle := family.obstacle(model)) is not None:
         return obstacle
     devices = upstream.devices_of_map(model)
     if len(devices) > 1:
@@ -259,30 +257,19 @@ def _merging_obstacle(model: nn.Module, adapter: Adapter | None) -> str | None:
     return None
 
 
-def read_any_call(model: nn.Module, given: Given) -> Call:
-    """The facts about a call of a model without an adapter."""
-    seen = Seen.of(given)
-    if seen is None:
-        raise UsageError(f"no noisy sample was found among the arguments of {type(model).__name__}.")
-    return Call(seen.sample, seen.conditioning, seen.timestep, batch=seen.batch)
-
-
-def _describe_defaults(defaults: Mapping[str, Any]) -> list[str]:
-    """Which settings come from the model family, in a line for `summary()`."""
-    used = [f"{name}={value}" for name, value in defaults.items() if value]
-    return [f"defaults of this model family: {', '.join(used)}"] if used else []
-
-
-def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: Config) -> dict[int, str]:
+def _reasons_to_leave_alone(
+    model: nn.Module, blocks: list[Block], config: Merging, is_default: bool
+) -> dict[int, str]:
     """By the blocks' indices."""
-    count = len(blocks)
-    beyond = [index for index in config.skip_blocks if not -count <= index < count]
-    if beyond:
+    count, skipped = len(blocks), config.skip_blocks or ()
+    beyond = [index for index in skipped if not -count <= index < count]
+    if beyond and count:
         raise UsageError(
-            f"skip_blocks={config.skip_blocks} names block {beyond[0]}, but this {type(model).__name__} has "
+            f"skip_blocks={skipped} names block {beyond[0]}, but this {type(model).__name__} has "
             f"{count} transformer blocks, 0 to {count - 1}, or from the end -1 to {-count}."
         )
-    reasons = dict.fromkeys([index % count for index in config.skip_blocks], "in skip_blocks")
+    why = "the default of this model family leaves them whole" if is_default else "in skip_blocks"
+    reasons = dict.fromkeys([index % count for index in skipped if count], why)
     if config.scope != "module" and upstream.has_block_cache(model):
         # The cache compares the first block's output with the last one's: both must have the same, whole length.
         for index in (0, len(blocks) - 1):
@@ -290,9 +277,16 @@ def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: Confi
     return reasons
 
 
+def _merges_an_end(state: MergeState | None) -> bool:
+    """Whether the first or the last block is merged as a whole."""
+    if state is None or state.config.scope == "module":
+        return False
+    return any(state.records[end].left_alone is None for end in (0, -1))
+
+
 @dataclass(frozen=True)
 class LateChanges:
-    """Raises if the model was changed, also after `apply_toma`, in a way that is not allowed."""
+    """Raises if the model was changed, also after `speed_up`, in a way that is not allowed."""
 
     scope: str | None
     """Of merging; None if nothing is merged."""
@@ -305,13 +299,13 @@ class LateChanges:
         """Look at the model as it is now."""
         if self.skips and upstream.has_block_cache(model):
             raise RuntimeError(
-                "a block cache was enabled after apply_toma, which skips steps too: switch the cache off, or call "
-                "remove_toma, then apply_toma again with skip=None."
+                "a block cache was enabled on a model whose steps are skipped, and it skips them too: switch the cache "
+                "off, or call handle.remove()."
             )
         if self.merges_an_end and upstream.has_block_cache(model):
             raise RuntimeError(
-                "a block cache was enabled after apply_toma, and in scopes 'block' and 'stage' it needs the first and "
-                "the last block whole: call remove_toma, then apply_toma again with the cache on."
+                "a block cache was enabled on a model whose first or last block is merged, and it needs both whole: "
+                "call handle.remove(), then speed_up again with the cache on."
             )
         merges_whole_blocks = self.scope not in (None, "module")
         if merges_whole_blocks and torch.is_grad_enabled() and upstream.recomputes(model):
@@ -321,21 +315,21 @@ class LateChanges:
             )
 
 
-def compiled_blocks(model: nn.Module, adapter: Adapter | None = None) -> list[nn.Module]:
-    """What is compiled block by block. The adapter is looked up if it is not given."""
-    adapter = adapter or find_adapter(model)
-    if adapter is None:
+def compiled_blocks(model: nn.Module, family: Adapter | None = None) -> list[nn.Module]:
+    """What is compiled block by block. The family is looked up if it is not given."""
+    family = family or find_adapter(model)
+    if family is None:
         repeated = getattr(model, "_repeated_blocks", None) or ()
         return [module for module in model.modules() if type(module).__name__ in repeated]
-    blocks = [block.module for block in adapter.blocks(model)]
+    blocks = [block.module for block in family.blocks(model)]
     return blocks + [module for module in model.modules() if type(module).__name__ == CONVOLUTIONAL_BLOCK]
 
 
-def graphs_obstacle(model: nn.Module, adapter: Adapter | None = None) -> str | None:
-    """Why a model cannot be captured as CUDA graphs, if so. The adapter is looked up if it is not given."""
+def graphs_obstacle(model: nn.Module, family: Adapter | None = None) -> str | None:
+    """Why a model cannot be captured as CUDA graphs, if so. The family is looked up if it is not given."""
     if upstream.has_block_cache(model):
         return "a block cache decides in every step what to run"
     if upstream.is_offloaded(model):
         return "weights are offloaded, and move while the model runs"
-    adapter = adapter or find_adapter(model)
-    return adapter.untraceable if adapter is not None else None
+    family = family or find_adapter(model)
+    return family.untraceable if family is not None else None

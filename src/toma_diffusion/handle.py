@@ -1,4 +1,4 @@
-"""The handle that `apply_toma` returns."""
+"""The handle that `speed_up` and `apply_toma` return."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,23 +17,26 @@ import torch
 from torch import nn
 
 from toma_diffusion.engine.clock import StepCounter
-from toma_diffusion.engine.compile import compile_denoiser, undo_compile
-from toma_diffusion.engine.install import RootHook, find_root
-from toma_diffusion.engine.summary import Summary, summarize
+from toma_diffusion.engine.compile import compile_denoiser
+from toma_diffusion.engine.install import RootHook, find_root, uninstall
 from toma_diffusion.errors import UsageError
 from toma_diffusion.files import replacing
-from toma_diffusion.merge.config import PRESETS
-from toma_diffusion.merge.sites import Hook, remove_hooks
-from toma_diffusion.skip.config import Skip
+from toma_diffusion.presets import PRESETS, Preset
+from toma_diffusion.skip.config import Always, BySteps, Skip
 from toma_diffusion.skip.denoiser import Skipper
 from toma_diffusion.skip.learned import Learned
+from toma_diffusion.summary import Summary, summary_of
 
 if TYPE_CHECKING:
     from toma_diffusion.skip.learning import Distance, Progress
     from toma_diffusion.skip.store import Store
 
 
-class ToMAHandle:
+Computed = int | float | Sequence[int | float] | None
+"""Numbers of computed steps, or shares of all steps; None: those of the presets, and one's own."""
+
+
+class Handle:
     """What makes a denoiser faster, or all of a pipeline: inspect it, switch it off and on, compile it, remove it.
 
     As a context manager it removes all of it at the end of the `with` block. All state is in the hooks of the models; a
@@ -44,6 +47,17 @@ class ToMAHandle:
         self.models = models
         self._learned: Learned | None = None
 
+    @classmethod
+    def of(cls, pipe: Any) -> Handle:
+        """The handle of a pipeline or model that was sped up."""
+        from toma_diffusion.api import find_denoisers
+
+        several = pipe if isinstance(pipe, (list, tuple)) else [pipe]
+        models = [model for each in several for model in find_denoisers(each) if find_root(model) is not None]
+        if not models:
+            raise UsageError(f"this {type(several[0]).__name__} was not sped up: there is no handle of it.")
+        return cls(*models)
+
     @property
     def model(self) -> nn.Module:
         """The denoiser; the first if there are several."""
@@ -52,14 +66,14 @@ class ToMAHandle:
     @property
     def enabled(self) -> bool:
         """Whether it does anything. If False, the output is that of the original model, bit for bit."""
-        return all(root.state.enabled for root in self._roots().values())
+        return all(root.session.enabled for root in self._roots().values())
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
         for root in self._roots().values():
-            if value and not root.state.enabled:
+            if value and not root.session.enabled:
                 root.forget()
-            root.state.enabled = bool(value)
+            root.session.enabled = bool(value)
 
     def begin(self, num_steps: int, scheduler: Any = None) -> None:
         """Set the number of steps of the generation that begins with the next call of the denoiser.
@@ -73,7 +87,7 @@ class ToMAHandle:
                 without it the last output is used as it was.
         """
         for root in self._roots().values():
-            root.state.steps.begin(num_steps, scheduler)
+            root.session.steps.begin(num_steps, scheduler)
             root.forget()
 
     def step(self, index: int, ordinal: int | None = None, parts: int | None = None) -> None:
@@ -88,7 +102,7 @@ class ToMAHandle:
                 this before every pass then. What is kept from step to step is kept for every ordinal.
             parts: of how many parts the batch consists that are the same pictures with other prompts, if that is known.
         """
-        for steps in {id(root.state.steps): root.state.steps for root in self._roots().values()}.values():
+        for steps in {id(root.session.steps): root.session.steps for root in self._roots().values()}.values():
             steps.set_step(index, ordinal, parts)
 
     def compile(self, mode: str = "graphs", **options: Any) -> str:
@@ -115,12 +129,14 @@ class ToMAHandle:
         for model, root in roots.items():
             if root.outermost is not None:
                 root.outermost.take_out()
-            undo_compile(model)
+            if root.compiled is not None:
+                root.compiled.undo(model)
             obstacle = root.graphs_obstacle(model) if taken == "graphs" else None
             blocks = root.compiled_blocks(model)
-            taken = compile_denoiser(model, taken, blocks, obstacle, has_hooks=True, **options)
-            root.is_compiled = True
-            root.state.keeps_plans = taken == "graphs"
+            root.compiled = compile_denoiser(model, taken, blocks, obstacle, has_hooks=True, **options)
+            taken = root.compiled.mode
+            if root.inside is not None:
+                root.inside.keeps_plans = taken == "graphs"
             if root.outermost is not None:
                 root.outermost.put()
         return taken
@@ -131,14 +147,14 @@ class ToMAHandle:
         Rarely needed with a pipeline. Buffers are kept.
         """
         for root in self._roots().values():
-            root.state.steps.reset()
+            root.session.steps.reset()
             root.forget()
 
     def learn(
         self,
         generations: Sequence[str | Callable[[], Any]],
         *,
-        computed: int | float | Sequence[int | float] | None = None,
+        computed: Computed = None,
         minutes: float = 0.0,
         distance: Distance | None = None,
         folder: str | Path | Store | None = None,
@@ -151,7 +167,7 @@ class ToMAHandle:
         check: what is not closer there than with nothing learned is refused.
 
         Args:
-            generations: at least 3; 6 is a good number. Prompts, for which the pipeline that was passed to `apply_toma`
+            generations: at least 3; 6 is a good number. Prompts, for which the pipeline that was passed to `speed_up`
                 is called with seeds 0, 1, …; or functions that generate, each the same whenever it is called:
                 `lambda: pipe(prompt, generator=torch.Generator("cpu").manual_seed(7))`.
             computed: numbers of computed steps, or shares of the steps. Default: those of the presets and its own.
@@ -165,7 +181,7 @@ class ToMAHandle:
             call: further arguments of the pipeline, if prompts were passed: `num_inference_steps=20`.
 
         Returns:
-            What was learned, for `apply_toma(pipe, learned=…)`; `save` writes it to a file.
+            What was learned, for `speed_up(pipe, learned=…)`; `save` writes it to a file.
 
         Raises:
             UsageError: Nothing that was learned is closer. Then everything stays as it was.
@@ -180,7 +196,7 @@ class ToMAHandle:
             raise UsageError(f"minutes={minutes!r} is not allowed: it must be 0 or more, and finite.")
         settings = {
             "generations": [each if isinstance(each, str) else "a function" for each in generations],
-            "computed": [str(each.computed) for each in wanted],
+            "computed": [name for name, _ in wanted],
             "call": {name: str(value) for name, value in call.items()},
             "model": type(self.model).__name__,
             "scheduler": str(getattr(self._steps.pipeline, "scheduler", "")),
@@ -189,7 +205,8 @@ class ToMAHandle:
         if folder is not None:
             store = FolderStore(Path(folder), settings) if isinstance(folder, (str, Path)) else folder
         with progress_bar() if on_progress is None else nullcontext(on_progress) as show:
-            learned, refused = Learning(skippers, calls, wanted, minutes * 60, distance, store, show).run()
+            by_steps = [each for _, each in wanted]
+            learned, refused = Learning(skippers, calls, by_steps, minutes * 60, distance, store, show).run()
         worse = ", ".join(
             f"{each.count} computed steps (distance {each.distance:.4g}, without {each.distance_before:.4g})"
             for each in refused
@@ -201,11 +218,10 @@ class ToMAHandle:
             )
         if refused:
             warnings.warn(f"left as it was, because learning made it no closer: {worse}.", stacklevel=2)
-        only = wanted[0].count(learned.num_steps) if len(wanted) == 1 else None
-        self._use(learned, only, [each.count for each in refused])
+        self._use(learned, computed, [each.count for each in refused])
         return learned
 
-    def learn_from_next(self, count: int = 6, computed: int | float | Sequence[int | float] | None = None) -> None:
+    def learn_from_next(self, count: int = 6, computed: Computed = None) -> None:
         """Let the next generations run whole and learn from them while they are used: weights, but no other steps.
 
         From the generation after them on steps are skipped again, as they were learned. What is not closer on the last
@@ -221,7 +237,7 @@ class ToMAHandle:
             raise UsageError(f"count={count!r} is not allowed: it must be a whole number of {FEWEST} or more.")
         skippers = self._skippers()
 
-        reference, wanted = weakref.ref(self), self._wanted(computed)
+        reference, wanted = weakref.ref(self), [each for _, each in self._wanted(computed)]
 
         def when_done(learned: Learned | None, why: str) -> None:
             handle = reference()
@@ -229,19 +245,20 @@ class ToMAHandle:
                 return
             notes = [f"nothing was learned: {why}"] if learned is None else []
             if learned is not None:
-                handle._use(learned, wanted[0].count(learned.num_steps) if len(wanted) == 1 else None)
+                handle._use(learned, computed)
                 text = f"learned from {count} generations: {', '.join(map(str, learned.counts))} computed steps"
                 notes.append(f"{text}; {why}" if why else text)
             for root in handle._roots().values():
-                root.state.notes.update(notes)
+                root.session.notes.update(notes)
 
         recorder = NextGenerations(skippers, count, wanted, when_done)
         for skipper in skippers:
             skipper.recorder = recorder
 
     def save(self, path: str | Path) -> None:
-        """Write what was learned to a file: `apply_toma(pipe, "fast", learned="learned.json")` reads it."""
-        learned = self._learned or self._skippers()[0].skip.learned
+        """Write what was learned to a file: `speed_up(pipe, "fast", learned="learned.json")` reads it."""
+        skip = self._skippers()[0].generation.skip
+        learned = self._learned or (None if skip is None else skip.learned)
         if learned is None:
             raise UsageError(f"nothing was learned that {str(path)!r} could hold: call handle.learn first.")
         with replacing(Path(path)) as file:
@@ -250,20 +267,14 @@ class ToMAHandle:
     def remove(self) -> None:
         """Remove all hooks, and undo `compile`. The model is what it was before, bit for bit."""
         for model, root in self._roots().items():
-            if root.outermost is not None:
-                root.outermost.take_out()
-            if root.is_compiled:
-                undo_compile(model)
-            for placement in root.placements:
-                placement.take_out()
-            remove_hooks(model, lambda hook: isinstance(hook, Hook))
+            uninstall(model, root)
 
     def summary(self) -> Summary:
-        """What is merged, on which grids, how much it saves, and what is not merged and why. Print it.
+        """What is done, in plain words, and what is not done and why. Print it.
 
         If there are several denoisers, it is that of the first, and has the summaries of the others in `others`.
         """
-        first, *others = (summarize(root.state, root.records, root.outermost) for root in self._roots().values())
+        first, *others = (summary_of(root) for root in self._roots().values())
         return replace(first, others=tuple(others))
 
     def __enter__(self) -> ToMAHandle:
@@ -277,8 +288,8 @@ class ToMAHandle:
 
     def __repr__(self) -> str:
         root = next((root for model in self.models if (root := find_root(model)) is not None), None)
-        what = "removed" if root is None else f"ratio={root.state.config.ratio:g}, enabled={root.state.enabled}"
-        return f"ToMAHandle({', '.join(type(model).__name__ for model in self.models)}, {what})"
+        what = "removed" if root is None else f"enabled={root.session.enabled}"
+        return f"Handle({', '.join(type(model).__name__ for model in self.models)}, {what})"
 
     def _skippers(self) -> list[Skipper]:
         """Of the denoisers. Raises `UsageError` if no steps are skipped."""
@@ -286,7 +297,7 @@ class ToMAHandle:
         skippers = [each for each in found if isinstance(each, Skipper)]
         if not skippers:
             raise UsageError(
-                "no steps are skipped, so there is nothing to learn: call apply_toma with a preset that does."
+                "no steps are skipped, so there is nothing to learn: call speed_up with a preset that does, or with skip=Skip(…)."
             )
         return skippers
 
@@ -302,39 +313,42 @@ class ToMAHandle:
             raise UsageError("generations must all be prompts, or all be functions.")
         pipeline = self._steps.pipeline
         if pipeline is None:
-            raise UsageError("prompts need a pipeline, and apply_toma got a model: pass functions that generate.")
+            raise UsageError("prompts need a pipeline, and speed_up got a model: pass functions that generate.")
 
         def generate(prompt: str, seed: int) -> Any:
             return pipeline(prompt, generator=torch.Generator("cpu").manual_seed(seed), **call)
 
         return [partial(generate, prompt, seed) for seed, prompt in enumerate(generations)]
 
-    def _wanted(self, computed: int | float | Sequence[int | float] | None) -> list[Skip]:
+    def _wanted(self, computed: Computed) -> list[tuple[str, BySteps]]:
+        """The numbers of computed steps to learn, each with a text that says which it is."""
         if computed is not None:
             given: list[int | float] = list(computed) if isinstance(computed, Sequence) else [computed]
             if not given:
                 raise UsageError("computed=[] is empty: give numbers of computed steps, or leave it out.")
-            return [Skip(computed=each) for each in given]
-        presets = [preset.skip for preset in PRESETS.values() if preset.skip is not None]
-        return [*presets, replace(self._skippers()[0].skip, learned=None)]
+            return [(str(each), Always(Skip(computed=each))) for each in given]
+        presets: list[tuple[str, BySteps]] = [(name, SkipOf(preset)) for name, preset in PRESETS.items()]
+        return [*presets, ("its own", self._skippers()[0].by_steps)]
 
-    def _use(self, learned: Learned, count: int | None = None, refused: Collection[int] = ()) -> None:
-        """Skip as it was learned for so many computed steps, or for as many as before."""
+    def _use(self, learned: Learned, computed: Computed, refused: Collection[int] = ()) -> None:
+        """Skip as it was learned: for the one number of computed steps that was asked for, or for as many as before."""
         self._learned = learned
-        for root, skipper in zip(self._roots().values(), self._skippers(), strict=True):
-            own = replace(skipper.skip, learned=None).count(learned.num_steps) if count is None else count
+        num_steps = learned.num_steps
+        given = list(computed) if isinstance(computed, Sequence) else [] if computed is None else [computed]
+        for skipper in self._skippers():
+            skip = Skip(computed=given[0]) if len(given) == 1 else skipper.by_steps(num_steps)
+            own = num_steps if skip is None else replace(skip, learned=None).count(num_steps)
             if own in refused:
                 continue
             if own not in learned.counts:
                 numbers = " or ".join(map(str, learned.counts))
                 warnings.warn(
-                    f"{own} of {learned.num_steps} steps are computed, and what was learned is for {numbers}, so it is "
-                    f"not used yet: save it, and call apply_toma with computed={learned.counts[0]} and learned.",
+                    f"{own} of {num_steps} steps are computed, and what was learned is for {numbers}, so it is not "
+                    f"used yet: save it, and call speed_up with skip=Skip(computed={learned.counts[0]}) and learned.",
                     stacklevel=3,
                 )
                 continue
-            skipper.skip = replace(skipper.skip, computed=own, fewest=1, learned=learned)
-            root.state.config = replace(root.state.config, skip=skipper.skip)
+            skipper.by_steps = Always(Skip(computed=own, learned=learned))
 
     @property
     def _steps(self) -> StepCounter:
@@ -344,8 +358,19 @@ class ToMAHandle:
         """Of the denoisers from which it was not removed."""
         roots = {model: root for model in self.models if (root := find_root(model)) is not None}
         if not roots:
-            raise RuntimeError("this handle was removed from its model: call apply_toma again for a new one.")
+            raise RuntimeError("this handle was removed from its model: call speed_up again for a new one.")
         return roots
+
+
+@dataclass(frozen=True)
+class SkipOf:
+    """What a preset skips."""
+
+    preset: Preset
+
+    def __call__(self, num_steps: int | None) -> Skip | None:
+        """In a generation of so many steps."""
+        return None if num_steps is None else self.preset(num_steps).skip
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from toma_diffusion.engine.install import find_root
 from toma_diffusion.errors import UsageError
 from toma_diffusion.handle import ToMAHandle
 from toma_diffusion.merge.config import ToMAConfig
-from toma_diffusion.merge.sites import Hook
+from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.skip.denoiser import Skipper
 
 logger = logging.getLogger(__name__)

@@ -31,11 +31,12 @@ from toma_diffusion.errors import UsageError
 
 DENOISERS = ("unet", "transformer", "transformer_2", "transformer_ref")
 """Where diffusers pipelines keep their denoisers. Most have one; Wan 2.2 has one for each half of the noise levels."""
-OWNERS = ("self", "components")
-"""Names of the argument that holds the running pipeline: in the call of a pipeline, in a block of a modular one."""
+COMPONENTS = "components"
+"""Name of the argument that holds the parts of a running modular pipeline, in a call of one of its blocks."""
 _generations = itertools.count(1)
-MOST_PASSES = 64
-"""More passes over one step than any pipeline makes. Beyond this, a loop is assumed that always uses one timestep."""
+MOST_PASSES = 1000
+"""More passes over one step than any loop makes, such as the tiles of a large picture. Beyond this, a loop without a
+pipeline is assumed that always uses one timestep."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ class StepCounter:
         """
         goes_back = position < self._last
         seen = any(known.holds(sample) and given.holds(conditioning) for known, given, _ in self._passes)
-        repeats = position == self._last and (len(self._passes) >= MOST_PASSES or (seen and not is_running))
+        repeats = position == self._last and not is_running and (seen or len(self._passes) >= MOST_PASSES)
         if goes_back or repeats:
             self._restart()
         if self._step < 0:
@@ -332,15 +333,16 @@ class Running:
 def running_pipeline(model: nn.Module) -> Running | None:
     """The pipeline that is running and has `model` for its denoiser; None if there is none.
 
-    It is searched for on Python's stack: a function `__call__` whose argument `self` or `components` has a scheduler
-    and this model. There is no other way to know which of several pipelines that share a model is running.
+    It is searched for on Python's stack: a function `__call__` whose first argument, or whose `components`, has a
+    scheduler and this model. There is no other way to know which of several pipelines that share a model is running.
     """
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__call__":
-            for name in OWNERS:
-                if name in code.co_varnames[: code.co_argcount] and _holds(frame.f_locals.get(name), model):
+            arguments = code.co_varnames[: code.co_argcount]
+            for name in (*arguments[:1], *(each for each in arguments[1:] if each == COMPONENTS)):
+                if _holds(frame.f_locals.get(name), model):
                     return Running(frame.f_locals[name], frame.f_locals)
         frame = frame.f_back  # type: ignore[assignment]
     return None

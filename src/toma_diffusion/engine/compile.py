@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,11 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from toma_diffusion.engine import upstream
 from toma_diffusion.engine.arguments import Arguments, Keywords
+from toma_diffusion.engine.hooks import Hook, remove_hooks
 from toma_diffusion.errors import UsageError
-from toma_diffusion.merge.sites import Hook, remove_hooks
 
 MODES = ("blocks", "whole", "graphs")
+CALL = "_compiled_call_impl"
+"""What `nn.Module.__call__` calls in place of its own, if it is set. Never copied or pickled with a module."""
+SETTINGS = ("recompile_limit", "skip_nnmodule_hook_guards")
+"""Of torch's compiler, which are changed as long as a model is made faster."""
 GRAPHS_PER_BLOCK_CLASS = 256
 """How many variants of one block's code torch.compile may make. A setting needs up to eight; variants of earlier
 settings stay in memory."""
@@ -43,26 +49,53 @@ class KeepOutput(Hook):
         return _pytree.tree_map_only(Tensor, torch.clone, output)
 
 
-@cache
-def prepare_compiler(keep_out: Callable[[], None]) -> None:
-    """Set torch.compile up for merged models: raise its limit of variants, and make it check hooks.
+_holders: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Those for whom the settings of torch's compiler are changed."""
+_settings_before: dict[str, Any] = {}
 
-    Done at the first `apply_toma`, not at import, because importing torch's compiler takes seconds.
+
+def hold_compiler(holder: Any, keep_out: Callable[[], None]) -> None:
+    """Set torch.compile up for models with hooks: raise its limit of variants, and make it check hooks.
+
+    Done when a model is first made faster, not at import, because importing torch's compiler takes seconds. When the
+    last holder releases it, the settings are what they were before.
 
     Args:
+        holder: needs it until it calls `release_compiler`, or is no more.
         keep_out: marks the functions that must not be part of any graph.
     """
     import torch._dynamo
 
-    keep_out()
+    _once(keep_out)
+    config = torch._dynamo.config
+    if not _settings_before:
+        _settings_before.update({name: getattr(config, name) for name in SETTINGS})
+        # By default torch.compile does not check hooks: code compiled for a block that is not merged would be used for
+        # merged ones, and that of an unmerged model for a merged model of the same class. What is compiled from now on
+        # checks them; what was compiled before does not, and is compiled again at its next call.
+        if upstream.has_compiled_anything():
+            torch.compiler.reset()
     # Compiled block by block, every kind of block needs up to three graphs for the first of its kind, one for the
     # others, and one outside the window. Stable Diffusion 1.5 has four kinds; torch gives up at 8 graphs by default.
-    torch._dynamo.config.recompile_limit = max(GRAPHS_PER_BLOCK_CLASS, torch._dynamo.config.recompile_limit)
-    # By default torch.compile does not check hooks: code compiled for a block that is not merged would be used for
-    # merged ones, and that of an unmerged model for a merged model of the same class. What is compiled from now on
-    # checks them; what was compiled before does not, and is reset.
-    torch._dynamo.config.skip_nnmodule_hook_guards = False
-    torch.compiler.reset()
+    config.recompile_limit = max(GRAPHS_PER_BLOCK_CLASS, config.recompile_limit)
+    config.skip_nnmodule_hook_guards = False
+    _holders.add(holder)
+
+
+def release_compiler(holder: Any) -> None:
+    """Put the settings of torch's compiler back if nobody else holds it."""
+    _holders.discard(holder)
+    if not _holders and _settings_before:
+        import torch._dynamo
+
+        for name, value in _settings_before.items():
+            setattr(torch._dynamo.config, name, value)
+        _settings_before.clear()
+
+
+@cache
+def _once(function: Callable[[], None]) -> None:
+    function()
 
 
 def skip_frames(*functions: Callable[..., Any]) -> None:
@@ -76,6 +109,28 @@ def skip_frames(*functions: Callable[..., Any]) -> None:
         skip(function)
 
 
+@dataclass(eq=False)
+class Compiled:
+    """What `compile_denoiser` did."""
+
+    mode: str
+    """`blocks`, `whole` or `graphs`."""
+    before: list[tuple[weakref.ref[nn.Module], Any]]
+    """The modules that were compiled, and what the user had compiled of them before."""
+
+    def undo(self, model: nn.Module) -> None:
+        """Run the model as it was before."""
+        for reference, call in self.before:
+            module = reference()
+            if module is None:
+                continue
+            if call is None:
+                vars(module).pop(CALL, None)
+            else:
+                setattr(module, CALL, call)
+        remove_hooks(model, lambda hook: isinstance(hook, (BeginReplay, KeepOutput)))
+
+
 def compile_denoiser(
     model: nn.Module,
     mode: str,
@@ -84,8 +139,8 @@ def compile_denoiser(
     *,
     has_hooks: bool = False,
     **options: Any,
-) -> str:
-    """Compile a denoiser at its next calls. Returns the mode that is used.
+) -> Compiled:
+    """Compile a denoiser at its next calls.
 
     Args:
         mode: `blocks`, `whole` or `graphs`.
@@ -96,10 +151,7 @@ def compile_denoiser(
     """
     if mode not in MODES:
         raise UsageError(f"mode={mode!r} is not known: use one of {', '.join(map(repr, MODES))}.")
-    import torch._dynamo
-
-    torch._dynamo.config.recompile_limit = max(GRAPHS_PER_BLOCK_CLASS, torch._dynamo.config.recompile_limit)
-    _keep_hooks_out()
+    _once(_keep_hooks_out)
     obstacle = obstacle or _no_graphs(model)
     if mode == "graphs" and obstacle is not None:
         warnings.warn(f"CUDA graphs cannot be used here: {obstacle}. Compiling block by block instead.", stacklevel=3)
@@ -112,9 +164,11 @@ def compile_denoiser(
         settings = {"triton.cudagraphs": True} | settings  # what torch's mode "reduce-overhead" sets
     if mode != "blocks" and has_hooks:
         settings = {"guard_filter_fn": _without_hook_guards} | settings
-    for module in list(blocks) if mode == "blocks" else [model]:
+    modules = list(blocks) if mode == "blocks" else [model]
+    before = [(weakref.ref(module), vars(module).get(CALL)) for module in modules]
+    for module in modules:
         module.compile(**{"fullgraph": True, "dynamic": False} | options, options=dict(settings) or None)
-    return mode
+    return Compiled(mode, before)
 
 
 def _without_hook_guards(guards: Sequence[Any]) -> list[bool]:
@@ -126,14 +180,6 @@ def _without_hook_guards(guards: Sequence[Any]) -> list[bool]:
     return [guard.guard_type != "EMPTY_NN_MODULE_HOOKS_DICT" for guard in guards]
 
 
-def undo_compile(model: nn.Module) -> None:
-    """Run the model as it was before `compile_denoiser`."""
-    for module in model.modules():
-        vars(module).pop("_compiled_call_impl", None)
-    remove_hooks(model, lambda hook: isinstance(hook, (BeginReplay, KeepOutput)))
-
-
-@cache
 def _keep_hooks_out() -> None:
     """Exclude these two hooks from graphs: hooks of the whole model are called from compiled code."""
     for hook in (BeginReplay, KeepOutput):

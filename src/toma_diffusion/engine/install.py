@@ -1,4 +1,4 @@
-"""Installs hooks in a model: those of modules, and the one that reads every call of the denoiser."""
+"""Installs what makes a denoiser faster: the hooks inside it, and the one that reads each of its calls."""
 
 from __future__ import annotations
 
@@ -10,64 +10,18 @@ import torch
 from torch import nn
 
 from toma_diffusion.engine.arguments import Arguments, Given, Keywords
-from toma_diffusion.engine.compile import prepare_compiler
-from toma_diffusion.engine.summary import BlockRecord
+from toma_diffusion.engine.compile import Compiled, hold_compiler, release_compiler
+from toma_diffusion.engine.hooks import Hook, Placement, remove_hooks
+from toma_diffusion.engine.session import Session, Technique
 from toma_diffusion.errors import UsageError
-from toma_diffusion.merge.sites import Hook, remove_hooks
-from toma_diffusion.merge.state import Call, MergeState
 
 
-@dataclass(eq=False)
-class Placement:
-    """A hook and its place: the module of that name in the parent, or the parent itself."""
-
-    parent: nn.Module
-    name: str | None
-    hook: Hook
-
-    def __post_init__(self) -> None:
-        self.module = self._target()
-        self.hook.bind(self.module)
-        self._may_move = self.name is not None and hasattr(self.module, "weight")  # a single layer, wrapped or not
-
-    def put(self) -> None:
-        """Register the hook."""
-        if self.hook.before:
-            self.module.register_forward_pre_hook(self.hook, with_kwargs=True)  # type: ignore[arg-type]
-        else:
-            self.module.register_forward_hook(self.hook, with_kwargs=True)  # type: ignore[arg-type]
-
-    def follow(self) -> None:
-        """Move the hook if its module was replaced: LoRA wraps single layers, and unwraps them."""
-        if not self._may_move or (target := self._target()) is self.module:
-            return
-        remove_hooks(self.module, lambda hook: hook is self.hook)
-        self.module = target
-        self.hook.bind(target)
-        self.put()
-
-    def take_out(self) -> None:
-        """Remove all hooks of this package from the module."""
-        remove_hooks(self.module, lambda hook: isinstance(hook, Hook))
-
-    def _target(self) -> nn.Module:
-        return self.parent if self.name is None else self.parent.get_submodule(self.name)
-
-
-class Outermost(Protocol):
-    """What stands in front of the denoiser's call, and decides whether it runs."""
+class Outermost(Technique, Protocol):
+    """A technique that stands in front of the denoiser's call, and decides whether it runs."""
 
     @property
     def is_in_place(self) -> bool:
         """Whether the model calls it."""
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """How many steps of the current or the last generation were computed, and how many predicted."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory held by what is kept."""
 
     def put(self) -> None:
         """Take the place of the model's call."""
@@ -78,75 +32,98 @@ class Outermost(Protocol):
     def join(self, args: Arguments, kwargs: Keywords) -> None:
         """Take part in a call that has begun without it."""
 
-    def forget(self) -> None:
-        """Begin anew."""
 
-    def lines(self) -> tuple[str, ...]:
-        """What it does, for `summary()`."""
+class Inside(Technique, Protocol):
+    """A technique that works inside the denoiser, by hooks."""
+
+    keeps_plans: bool
+    """Whether buffers of earlier generations are kept, because CUDA graphs read them."""
+
+    def before_call(self, model: nn.Module, given: Given) -> None:
+        """Prepare for a call of the denoiser, outside compiled code."""
 
 
 @dataclass(eq=False)
 class RootHook(Hook):
     """Runs before every call of the denoiser: reads the call and sets the state. Never part of a compiled graph."""
 
-    state: MergeState
-    read_call: Callable[[nn.Module, Given], Call]
+    session: Session
     check: Callable[[nn.Module], None]
-    """Raises if the model was changed in a way that merging does not allow."""
+    """Raises if the model was changed in a way that is not allowed."""
     compiled_blocks: Callable[[nn.Module], list[nn.Module]]
     """The modules that are compiled one by one in mode `blocks`."""
     graphs_obstacle: Callable[[nn.Module], str | None]
     """Why the model cannot be captured as CUDA graphs, if so."""
-    records: list[BlockRecord] = field(default_factory=list)
     placements: list[Placement] = field(default_factory=list)
+    inside: Inside | None = None
+    """Merges tokens; None if none are merged."""
     outermost: Outermost | None = None
     """Skips steps; None if none is skipped."""
-    is_compiled: bool = False
-    """Whether `handle.compile` was called, so that `remove` must undo it."""
+    compiled: Compiled | None = None
+    """What `handle.compile` did, so that `remove` can undo it."""
 
     def forget(self) -> None:
         """Forget all choices and outputs."""
-        self.state.forget_choices()
-        if self.outermost is not None:
-            self.outermost.forget()
+        for technique in self.session.techniques:
+            technique.forget()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        prepare_compiler(_keep_root_out)  # a pickled model may be loaded in a process that has not merged anything yet
+        self.__dict__.update(state, compiled=None)  # what is compiled is never copied
+        hold_compiler(self, _keep_root_out)  # a pickled model may be loaded in a process that has not compiled yet
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         """Forward pre-hook of the denoiser."""
         if self.outermost is not None and not self.outermost.is_in_place:  # a copy, or the user has compiled the model
             self.outermost.put()
             self.outermost.join(args, kwargs)
-        if self.state.enabled:
+        refuse_export(module)
+        if self.session.enabled:
             self.check(module)
         for placement in self.placements:
             placement.follow()
-        try:
-            call = self.read_call(module, Given(self.names, args, kwargs))
-        except UsageError:  # inputs that cannot be merged
-            if self.state.enabled and self.state.may_merge:
-                raise
-            self.state.leave_alone()
-        else:
-            self.state.begin_call(module, call)
+        if self.inside is not None:
+            self.inside.before_call(module, Given(self.names, args, kwargs))
+        elif self.session.tick is not None:  # what stands outermost has read it
+            self.session.begin_call(self.session.tick)
+
+
+def refuse_export(model: nn.Module) -> None:
+    """Raise in `torch.export`: what is traced would be one step of many."""
+    if torch.compiler.is_exporting():
+        raise UsageError(
+            f"this {type(model).__name__} cannot be exported while it is sped up: call handle.remove() first."
+        )
 
 
 def install(roots: Mapping[nn.Module, RootHook]) -> None:
     """Register the hooks of every model and its modules."""
-    prepare_compiler(_keep_root_out)
     for model, root in roots.items():
+        hold_compiler(root, _keep_root_out)
         for placement in [Placement(model, None, root), *root.placements]:
             placement.put()
         if root.outermost is not None:
             root.outermost.put()
 
 
+def uninstall(model: nn.Module, root: RootHook) -> None:
+    """The model is what it was before, bit for bit, and compiled as it was before."""
+    if root.outermost is not None:
+        root.outermost.take_out()
+    if root.compiled is not None:
+        root.compiled.undo(model)
+        root.compiled = None
+    for placement in root.placements:
+        placement.take_out()
+    remove_hooks(model, lambda hook: isinstance(hook, Hook))
+    release_compiler(root)
+
+
 def _keep_root_out() -> None:
-    RootHook.__call__ = torch.compiler.disable(RootHook.__call__)  # type: ignore[method-assign]
+    RootHook.__call__ = torch.compiler.disable(  # type: ignore[method-assign]
+        RootHook.__call__, reason="if this is an export: call handle.remove() first"
+    )
 
 
 def find_root(model: nn.Module) -> RootHook | None:
-    """The root hook of `model`, if tokens are merged in it."""
+    """The root hook of `model`, if it was made faster."""
     return next((hook for hook in model._forward_pre_hooks.values() if isinstance(hook, RootHook)), None)

@@ -1,4 +1,4 @@
-"""What adapters and `apply_toma` use of diffusers and accelerate beyond their public names."""
+"""What the package uses of diffusers, accelerate and torch beyond their public names."""
 
 from __future__ import annotations
 
@@ -77,3 +77,10 @@ def has_fused_projections(attention: nn.Module) -> bool:
 def has_block_cache(model: nn.Module) -> bool:
     """Whether a cache such as FirstBlockCache compares and reuses the outputs of whole blocks."""
     return bool(getattr(model, "is_cache_enabled", False))
+
+
+def has_compiled_anything() -> bool:
+    """Whether torch.compile has compiled any code in this process."""
+    from torch._dynamo import convert_frame
+
+    return bool(convert_frame.output_codes.seen)

@@ -44,7 +44,8 @@ from toma_diffusion.families.unet import UNetAdapter
 from toma_diffusion.families.wan import WanAdapter
 from toma_diffusion.families.z_image import ZImageAdapter
 from toma_diffusion.merge import Grid
-from toma_diffusion.merge.sites import GatherRows, Hook, KeyBias, MergeInput, MergeOutput, PerToken, Site, UnmergeOutput
+from toma_diffusion.engine.hooks import Hook
+from toma_diffusion.merge.sites import GatherRows, KeyBias, MergeInput, MergeOutput, PerToken, Site, UnmergeOutput
 from toma_diffusion.merge.state import Call
 
 __all__ = [

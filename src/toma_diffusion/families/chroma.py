@@ -18,7 +18,8 @@ from toma_diffusion.families.base import (
     around,
 )
 from toma_diffusion.families.ids import IdReader
-from toma_diffusion.merge.sites import GatherRows, Hook, MergeOutput, PerToken, Site, UnmergeOutput
+from toma_diffusion.engine.hooks import Hook
+from toma_diffusion.merge.sites import GatherRows, MergeOutput, PerToken, Site, UnmergeOutput
 from toma_diffusion.merge.state import Call
 
 ROTARY, MASK = PerToken("image_rotary_emb"), PerToken("attention_mask", dims=(1,))

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from toma_diffusion.merge.base import Config
+from toma_diffusion.merge.base import Merging
 
 
 class Action(Enum):
@@ -30,7 +30,7 @@ class Schedule:
     Example:
 
     ```python
-    >>> from toma_diffusion import Schedule
+    >>> from toma_diffusion.merge import Schedule
     >>> schedule = Schedule(select_every=10, reweigh_every=5)
     >>> [schedule.action(step, 50).value for step in (0, 1, 5, 10)]
     ['select', 'reuse', 'reweigh', 'select']
@@ -40,19 +40,16 @@ class Schedule:
     select_every: int = 10
     reweigh_every: int = 5
     window: tuple[float, float] = (0.0, 1.0)
-    max_steps: int | None = None
 
     @classmethod
-    def from_config(cls, config: Config) -> Schedule:
+    def from_config(cls, config: Merging) -> Schedule:
         """The schedule of a configuration."""
-        return cls(config.select_every, config.reweigh_every, config.window, config.max_steps)
+        return cls(config.select_every, config.reweighed_every, config.window)
 
     @property
     def needs(self) -> str | None:
         """The setting because of which the number of steps must be known; None if it need not be."""
-        if self.window != (0.0, 1.0):
-            return f"window={self.window}"
-        return None if self.max_steps is None else f"max_steps={self.max_steps}"
+        return None if self.window == (0.0, 1.0) else f"window={self.window}"
 
     def merges(self, num_steps: int) -> bool:
         """Whether tokens are merged in any of `num_steps` steps."""
@@ -78,8 +75,6 @@ class Schedule:
 
     def _merges_in(self, step: int, num_steps: int | None) -> bool:
         start, end = self.window
-        if self.max_steps is not None and (num_steps or 0) > self.max_steps:
-            return False
         return step >= _steps(start, num_steps) and (end == 1 or step < _steps(end, num_steps))
 
 

@@ -15,23 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from toma_diffusion.engine.arguments import Arguments, Given, Keywords, parameter_names
+from toma_diffusion.engine.arguments import Arguments, Given, Keywords
+from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.errors import UsageError
 from toma_diffusion.merge import Plan
 from toma_diffusion.merge.state import MergeState, Slot, image_start
-
-
-class Hook:
-    """Marks the hooks of this package, so that they can be found and removed."""
-
-    before = True
-    """Whether it runs before the module (a forward pre-hook) or after it (a forward hook)."""
-    names: tuple[str, ...] = ()
-    """The parameters of the module that it is a hook of."""
-
-    def bind(self, module: nn.Module) -> None:
-        """Learn the parameters of the module. Called before the hook is put in."""
-        self.names = parameter_names(module)
 
 
 def never(given: Given) -> bool:
@@ -348,14 +336,3 @@ def _replace(tensor: Tensor, dim: int, start: int, length: int, change: Callable
         tensor = tensor.expand(changed.shape[0], *tensor.shape[1:])
     before, after = tensor.narrow(dim, 0, start), tensor.narrow(dim, end, tensor.shape[dim] - end)
     return torch.cat([before, changed, after], dim=dim)
-
-
-def remove_hooks(module: nn.Module, chosen: Callable[[object], bool]) -> None:
-    """Take the chosen forward hooks of a module out, without a trace."""
-    for hooks, with_kwargs in (
-        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
-        (module._forward_hooks, module._forward_hooks_with_kwargs),
-    ):
-        for key in [key for key, hook in hooks.items() if chosen(hook)]:
-            del hooks[key]
-            with_kwargs.pop(key, None)

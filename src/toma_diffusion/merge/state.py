@@ -1,24 +1,35 @@
-"""What all hooks of one denoiser share: the settings, the plans, and what to do in the current call."""
+"""What all hooks that merge share: the settings, the plans, and what to do in the current call."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from toma_diffusion.engine.clock import StepCounter, Tick
+from toma_diffusion.engine.arguments import Given
+from toma_diffusion.engine.clock import Tick
+from toma_diffusion.engine.session import Session
 from toma_diffusion.errors import UsageError
 from toma_diffusion.merge import Action, Grid, Plan, Schedule
-from toma_diffusion.merge.base import Config
+from toma_diffusion.merge.base import Merging
 
 if TYPE_CHECKING:
     from toma_diffusion.merge.sites import Run
 
 PlanKey = tuple[str, int, Grid, int, int, torch.dtype, torch.device, bool]
+
+
+def always(num_steps: int | None) -> bool:
+    """Of settings that do not depend on the number of steps. A named function, so that states can be pickled."""
+    return True
+
+
+def no_call(model: nn.Module, given: Given) -> Call:
+    """Of a state that is in no model yet."""
+    raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,21 @@ class Call:
         return from_the_end or self.grids[kind].num_tokens
 
 
+@dataclass(frozen=True)
+class BlockRecord:
+    """One transformer block, as it was installed."""
+
+    name: str
+    kind: str
+    width: int
+    merged: tuple[str, ...]
+    """The modules merged, or the block itself."""
+    merges: int
+    """How often tokens are merged and unmerged in it. In a run of blocks it is counted in the first."""
+    left_alone: str | None
+    """Why nothing in it is merged, if so."""
+
+
 def image_start(length: int, image_at: int | None, grid: Grid) -> int:
     """The index at which the image grid begins in a sequence of that length, see `Call.image_at`."""
     if image_at is None:
@@ -90,12 +116,9 @@ class Slot:
     kind: str
     """The kind of its blocks. The plan has their grid."""
     make: Callable[..., Plan]
-    """Makes a plan from a grid, `batch_size`, `parts`, `dtype`, `device` and `joint`. A later slot of a kind also gets
-    the plan of the first, as `destinations_of`."""
+    """Makes a plan from a grid, `batch_size`, `parts`, `dtype`, `device` and `joint`."""
     sharers: str = ""
     """Which blocks of the kind share it: the name of a run, or of the kind."""
-    first_of_kind: Slot | None = None
-    """The first slot of this kind, if this is a later one, which uses the destinations of the first."""
     plan: Plan | None = None
     """The plan of the current call."""
     key: PlanKey | None = None
@@ -107,17 +130,22 @@ class Slot:
 
 @dataclass
 class MergeState:
-    """The state of one denoiser, set before every call. Compiled code changes only `awaits_tokens` of a slot, and what
+    """The merging of one denoiser, set before every call. Compiled code changes only `awaits_tokens` of a slot, and what
     runs hold while their blocks run.
 
     Sites that do not come first read `active`, not `action`, so that they need one compiled graph instead of three.
     """
 
-    config: Config
-    steps: StepCounter
+    config: Merging
+    session: Session
+    read_call: Callable[[nn.Module, Given], Call] = no_call
+    """Reads the facts about a call of the model. Raises `UsageError` if its inputs cannot be merged."""
+    merges_in: Callable[[int | None], bool] = always
+    """Whether tokens are merged in generations of so many steps."""
+    records: list[BlockRecord] = field(default_factory=list)
+    """What is done in every block of the model."""
     slots: list[Slot] = field(default_factory=list)
     """Ordered by their first sites."""
-    enabled: bool = True
     active: bool = False
     """Whether anything is merged in this call."""
     action: Action = Action.SELECT
@@ -127,20 +155,12 @@ class MergeState:
     image_at: int | None = None
     runs: list[Run] = field(default_factory=list)
     """Blocks that stay merged together."""
-    tick: Tick | None = None
-    """The place of the call that is running, if something outside has read it already."""
-    computed: tuple[int, ...] | None = None
-    """The steps of this generation that are computed, if others are skipped."""
     description: tuple[str, ...] = ()
     """What the method does, in lines for `summary()`."""
     why_first_frame_whole: Callable[[Grid], str | None] | None = None
     """For calls with `first_frame_apart`: why the method leaves the first frame of that grid whole, if it does."""
-    notes: set[str] = field(default_factory=set)
-    """What calls had to do differently from the configuration, for `summary()`."""
     guidance: str = ""
     """Which samples or passes of the last call shared a plan, for `summary()`."""
-    only_steps: int | None = None
-    """The number of steps that the settings are for; generations of another number are refused. None: any."""
     keeps_plans: bool = False
     """Whether plans of earlier generations are kept, because CUDA graphs of the denoiser read them."""
 
@@ -152,20 +172,8 @@ class MergeState:
         """Plans that were used while a CUDA graph was captured around the denoiser. They are never freed."""
         self._updated: set[PlanKey] = set()
         """Plans that were updated in this step."""
-        self._last_tick: Tick | None = None
-        self._generation = 0
-        """The one that the last call belonged to."""
-        self._was_open = False
-        """Whether anything was merged or skipped in this generation."""
-        self._has_warned = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_generation": 0, "tick": None}  # a copied or pickled model begins a new generation
-
-    @property
-    def kinds(self) -> frozenset[str]:
-        """The kinds of block that have a site."""
-        return frozenset(slot.kind for slot in self.slots)
+        self.is_used = True
+        """Whether the last generation was one in which tokens are merged."""
 
     @property
     def current(self) -> dict[str, Plan]:
@@ -187,36 +195,58 @@ class MergeState:
         """A plan of the current or the last call for that kind of block."""
         return next((slot.plan for slot in self.slots if slot.kind == kind), None)
 
-    def begin_call(self, model: nn.Module, call: Call) -> None:
+    def acts_in(self, num_steps: int) -> bool:
+        """Whether any of so many steps merges."""
+        return self.merges_in(num_steps) and self.schedule.merges(num_steps)
+
+    def why_idle(self, num_steps: int) -> str:
+        """The setting because of which none of so many steps merges."""
+        return f"window={self.config.window}" if self.merges_in(num_steps) else "this preset"
+
+    def before_call(self, model: nn.Module, given: Given) -> None:
         """Set everything up for one call of the denoiser. Runs outside compiled code, and never waits for the GPU."""
-        tick = self.tick or self.steps.read(model, call.sample, call.conditioning, call.timestep, call.batch_size)
-        if self.enabled and tick.num_steps is None and self.schedule.needs is not None:
-            raise RuntimeError(
-                f"{self.schedule.needs} needs the number of steps, which is not known here. Call "
-                "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
-                "a pipeline, or use settings that do not depend on it."
-            )
-        self._check_steps(tick)
+        session = self.session
+        try:
+            call = self.read_call(model, given)
+        except UsageError:  # inputs that cannot be merged
+            if session.enabled and self._may_merge(session.tick):
+                raise
+            self.active = False
+            return
+        tick = session.tick
+        if tick is None:
+            tick = session.steps.read(model, call.sample, call.conditioning, call.timestep, call.batch_size)
+        self._check_steps_known(tick)
+        self.begin_call(call, tick, begins=session.begin_call(tick))
+
+    def begin_call(self, call: Call, tick: Tick, *, begins: bool) -> None:
+        """Set everything up for a call.
+
+        Args:
+            call: the facts about it.
+            tick: its place in the generation.
+            begins: whether it is the first of a generation.
+        """
+        session = self.session
         self._note_updates(tick)
         for run in self.runs:
             run.whole = run.merged = None  # of a call that an error has ended
-        begins, self._generation = tick.generation != self._generation, tick.generation
         if begins:
-            self._begin_generation(tick)
-        action = self.schedule.action(tick.step, tick.num_steps, self.computed) if self.enabled else None
+            self._begin_generation()
+            self.is_used = self.merges_in(tick.num_steps)
+        action = self._action(tick) if session.enabled else None
         self.active, self.action = action is not None, action or Action.REUSE
         self.block_by_block = self.config.scope == "stage" and call.block_by_block is not None
         if self.block_by_block:
-            self.notes.add(f"stages were merged block by block: {call.block_by_block}")
+            session.notes.add(f"stages were merged block by block: {call.block_by_block}")
         if call.blocks_left_alone is not None:
             effect = "single modules were left alone" if self.config.scope == "module" else "nothing was merged"
-            self.notes.add(f"{effect}: {call.blocks_left_alone}")
+            session.notes.add(f"{effect}: {call.blocks_left_alone}")
             self.active = self.active and self.config.scope == "module"
         if call.left_alone is not None:
-            self.notes.add(f"nothing was merged: {call.left_alone}")
+            session.notes.add(f"nothing was merged: {call.left_alone}")
             self.active = False
-        self._was_open = self._was_open or (action is not None and bool(self.slots)) or self.computed is not None
-        self._last_tick = tick
+        session.acted = session.acted or action is not None
         if self.active:
             parts, ordinal = self._sharing(call, tick)
             grids, self.image_at = self._merged_part(call)
@@ -227,29 +257,28 @@ class MergeState:
             if ordinal < tick.ordinal and all(slot.key in self._updated for slot in self.slots):
                 self.action = Action.REUSE  # another pass of guidance has updated these plans in this step
 
-    @property
-    def may_merge(self) -> bool:
+    def forget(self) -> None:
+        """Make every plan select again when it is next used. Buffers are kept."""
+        for plan in self._plans.values():
+            plan.forget()
+
+    def _may_merge(self, tick: Tick | None) -> bool:
         """Whether tokens are merged in the generation that the running call belongs to, or that is not known."""
-        num_steps = None if self.tick is None else self.tick.num_steps
-        return bool(self.slots) and (num_steps is None or self.schedule.merges(num_steps))
+        return tick is None or tick.num_steps is None or self.acts_in(tick.num_steps)
 
-    def leave_alone(self) -> None:
-        """Do nothing in the next call of the denoiser, and count no step."""
-        self.active = False
-
-    def _check_steps(self, tick: Tick) -> None:
-        """Refuse a generation of another number of steps than the settings are for."""
-        if self.only_steps is None or not self.enabled or tick.num_steps == self.only_steps:
-            return
-        if tick.num_steps is None:
-            raise UsageError(
-                f"these settings are for {self.only_steps} steps, and the number of steps is not known here: call "
-                "handle.begin(num_steps) before a generation, or run the model inside a pipeline."
+    def _check_steps_known(self, tick: Tick) -> None:
+        """Raise if the number of steps is needed and not known."""
+        if self.session.enabled and tick.num_steps is None and self.schedule.needs is not None:
+            raise RuntimeError(
+                f"{self.schedule.needs} needs the number of steps, which is not known here. Call "
+                "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
+                "a pipeline, or use settings that do not depend on it."
             )
-        raise UsageError(
-            f"these settings were found for {self.only_steps} steps, and this generation has {tick.num_steps}: "
-            f"generate with {self.only_steps}, or run `toma tune --steps {tick.num_steps}`."
-        )
+
+    def _action(self, tick: Tick) -> Action | None:
+        if not self.merges_in(tick.num_steps):
+            return None
+        return self.schedule.action(tick.step, tick.num_steps, self.session.computed)
 
     def _note_updates(self, tick: Tick) -> None:
         """Note which plans the last call updated, if this call belongs to the same step."""
@@ -266,61 +295,22 @@ class MergeState:
             return 1, tick.ordinal
         parts = tick.parts if isinstance(asked, str) else asked
         if batch % parts:
-            self.notes.add(f"guidance_parts={asked} does not divide a batch of {batch}: every sample chose for itself")
-            parts = 1
+            raise UsageError(
+                f"guidance_parts={asked} does not divide a batch of {batch}: give a number that does, or 'auto'."
+            )
         passes = "; passes over one sample share a plan" if tick.first_pass < tick.ordinal else ""
         self.guidance = (
             "every sample chooses for itself" if parts == 1 else f"{parts} parts of guidance choose together"
         ) + passes
         return parts, tick.first_pass
 
-    def _begin_generation(self, tick: Tick) -> None:
+    def _begin_generation(self) -> None:
         """Keep the plans that the last generation used, and free the others."""
-        last = self._last_tick
-        if last is not None and last.num_steps is not None and not self._was_open and not last.is_exact:
-            counted = f"{last.step + 1} of {last.num_steps} steps were counted"
-            advice = f" ({counted}; where that is wrong, call handle.begin(num_steps) and handle.step(i))"
-            self._warn_nothing_done(last.num_steps, advice)
-        elif tick.num_steps is not None and not self._does_anything(tick.num_steps):
-            self._warn_nothing_done(tick.num_steps)
-        # No warning about a generation that ran while merging was switched off.
-        self._was_open = not self.enabled
         if not self.keeps_plans:
             kept = self._used | self._captured
             self._plans = {key: plan for key, plan in self._plans.items() if key in kept}
         self._used.clear()
-        self.forget_choices()
-
-    def _does_anything(self, num_steps: int) -> bool:
-        """Whether a generation of so many steps merges or skips at all."""
-        return self.computed is not None or (bool(self.slots) and self.schedule.merges(num_steps))
-
-    def _warn_nothing_done(self, num_steps: int, advice: str = "") -> None:
-        if self._has_warned or not self.enabled:
-            return
-        self._has_warned = True
-        settings = " and ".join(self._settings_that_do_nothing(num_steps))
-        steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
-        warnings.warn(
-            f"a generation of {steps} was not made faster at all: none is merged or skipped with {settings}{advice}.",
-            stacklevel=2,
-        )
-
-    def _settings_that_do_nothing(self, num_steps: int) -> list[str]:
-        """The settings because of which none of `num_steps` steps merges or is skipped."""
-        config, named = self.config, []
-        if self.slots:
-            few = config.max_steps is None or num_steps <= config.max_steps
-            named.append(f"window={config.window}" if few else f"max_steps={config.max_steps}")
-        if config.skip is not None:
-            few = num_steps < config.skip.min_steps
-            named.append(f"min_steps={config.skip.min_steps}" if few else f"computed={config.skip.computed}")
-        return named
-
-    def forget_choices(self) -> None:
-        """Make every plan select again when it is next used. Buffers are kept."""
-        for plan in self._plans.values():
-            plan.forget()
+        self.forget()
 
     def _merged_part(self, call: Call) -> tuple[dict[str, Grid], int | None]:
         """The grids that are merged, and where they begin: those of the call, perhaps without their first frame."""
@@ -330,7 +320,7 @@ class MergeState:
         reason = self.why_first_frame_whole(grid)
         if reason is None:
             return call.grids, call.image_at
-        self.notes.add(f"the first of {grid.frames} frames was left whole: {reason}")
+        self.session.notes.add(f"the first of {grid.frames} frames was left whole: {reason}")
         rest = grid.without_first_frame
         begins = None if call.image_at is None else call.image_at + grid.num_tokens - rest.num_tokens
         return dict.fromkeys(call.grids, rest), begins
@@ -339,10 +329,6 @@ class MergeState:
         sample = call.sample
         key = (slot.name, ordinal, grid, call.batch_size, parts, call.token_dtype, sample.device, call.joint)
         if key not in self._plans:
-            shared = {}
-            if slot.first_of_kind is not None:
-                first = (slot.first_of_kind.name, *key[1:])
-                shared = {"destinations_of": self._plans[first]}
             with torch.inference_mode(False):  # buffers made in inference mode cannot be updated outside it
                 plan = slot.make(
                     grid,
@@ -351,7 +337,6 @@ class MergeState:
                     dtype=call.token_dtype,
                     device=sample.device,
                     joint=call.joint,
-                    **shared,
                 )
             _make_static(plan.buffers)
             self._plans[key] = plan

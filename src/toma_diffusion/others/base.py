@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
-from toma_diffusion.engine.install import Placement
+from toma_diffusion.engine.hooks import Placement
 from toma_diffusion.engine.summary import BlockRecord
 from toma_diffusion.families import Block, Hook, Site, SiteSpec
 from toma_diffusion.merge import Plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,10 +18,12 @@ class Skip:
     Example:
 
     ```python
-    >>> from toma_diffusion import Skip, ToMAConfig
-    >>> config = ToMAConfig(ratio=0, skip=Skip(computed=8))
-    >>> ToMAConfig.from_json(config.to_json()).skip.computed
+    >>> from toma_diffusion import Skip
+    >>> Skip(computed=0.4).count(20)
     8
+    >>> Skip(computed=(1, 2))
+    Traceback (most recent call last):
+    toma_diffusion.errors.UsageError: computed=(1, 2) lacks step 0: nothing can be predicted in the first step.
     ```
     """
 
@@ -30,21 +32,12 @@ class Skip:
     from 0, such as (0, 1, 2, 4, 7). A share or a number is spread by the noise levels of the scheduler. Fewer is faster
     and loses more detail."""
 
-    fewest: int = 1
-    """With a share: at least so many steps are computed, but at least one is skipped. The fewer steps a generation has,
-    the more outputs differ from one to the next. Each preset has a number of its own."""
-
-    min_steps: int = 1
-    """In generations of fewer steps nothing is skipped."""
-
     learned: Learned | None = None
     """Which steps are computed, and the weights of the others, as they were learned on the model: see `handle.learn`.
     Can be given as the path of a file. None: both follow from the noise levels of the scheduler."""
 
     def __post_init__(self) -> None:
         self._set("computed", self._valid_computed())
-        self._set("fewest", check_integer("fewest", self.fewest, minimum=1))
-        self._set("min_steps", check_integer("min_steps", self.min_steps, minimum=1))
         if self.learned is not None:
             self._set("learned", Learned.from_any(self.learned))
             self._check_learned(self.learned)
@@ -53,14 +46,22 @@ class Skip:
     def from_dict(cls, values: Mapping[str, Any]) -> Skip:
         """From fields by name. Missing ones take their defaults, unknown ones raise `UsageError`."""
         if not isinstance(values, Mapping):
-            raise UsageError(f"skip={values!r} is not allowed: pass a Skip, a mapping of its fields, or None.")
-        check_known(cls.__name__, values, SKIP_FIELDS)
+            raise UsageError(f"skip={values!r} is not allowed: pass a Skip, or a mapping of its fields.")
+        check_known(cls.__name__, values, [field.name for field in fields(cls)])
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, in types that JSON has."""
         computed = list(self.computed) if isinstance(self.computed, tuple) else self.computed
-        return vars(self) | {"computed": computed, "learned": None if self.learned is None else self.learned.to_dict()}
+        return {"computed": computed, "learned": None if self.learned is None else self.learned.to_dict()}
+
+    def count(self, num_steps: int) -> int:
+        """How many of `num_steps` steps are computed. Of a share at least one is skipped."""
+        if isinstance(self.computed, tuple):
+            return sum(step < num_steps for step in self.computed)
+        if isinstance(self.computed, int):
+            return min(self.computed, num_steps)
+        return max(1, min(round(self.computed * num_steps), num_steps - 1))
 
     def _valid_computed(self) -> float | int | tuple[int, ...]:
         given: Any = self.computed
@@ -79,22 +80,7 @@ class Skip:
             raise UsageError(f"computed={given!r} lacks step 0: nothing can be predicted in the first step.")
         return steps
 
-    def count(self, num_steps: int) -> int:
-        """How many of `num_steps` steps are computed."""
-        if num_steps < self.min_steps:
-            return num_steps
-        if isinstance(self.computed, tuple):
-            return sum(step < num_steps for step in self.computed)
-        if isinstance(self.computed, int):
-            return min(self.computed, num_steps)
-        return max(1, min(max(round(self.computed * num_steps), self.fewest), num_steps - 1))
-
     def _check_learned(self, learned: Learned) -> None:
-        if learned.num_steps < self.min_steps:
-            raise UsageError(
-                f"learned is for {learned.num_steps} steps, and with min_steps={self.min_steps} nothing is skipped in "
-                f"so few: set min_steps={learned.num_steps}."
-            )
         found = learned.of(self.count(learned.num_steps))
         if isinstance(self.computed, tuple) and self.computed != found.computed:
             raise UsageError(
@@ -106,4 +92,16 @@ class Skip:
         object.__setattr__(self, name, value)  # the dataclass is frozen; only __post_init__ normalises values
 
 
-SKIP_FIELDS = tuple(field.name for field in fields(Skip))
+BySteps = Callable[["int | None"], "Skip | None"]
+"""What is skipped in a generation of so many steps, if anything. None: their number is not known."""
+
+
+@dataclass(frozen=True)
+class Always:
+    """The same for any number of steps."""
+
+    skip: Skip
+
+    def __call__(self, num_steps: int | None) -> Skip:
+        """The settings."""
+        return self.skip

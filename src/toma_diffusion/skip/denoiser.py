@@ -20,10 +20,10 @@ from toma_diffusion.engine.arguments import Given, parameter_names
 from toma_diffusion.engine.clock import Identity, Tick, running_pipeline
 from toma_diffusion.engine.compile import skip_frames
 from toma_diffusion.errors import UsageError
-from toma_diffusion.merge.sites import Hook, remove_hooks
-from toma_diffusion.merge.state import MergeState
+from toma_diffusion.engine.hooks import Hook, remove_hooks
+from toma_diffusion.engine.session import Session
 from toma_diffusion.skip import controlnet, front, prior
-from toma_diffusion.skip.config import Skip
+from toma_diffusion.skip.config import BySteps, Skip
 from toma_diffusion.skip.front import Front
 from toma_diffusion.skip.history import History, Seen
 from toma_diffusion.skip.learned import Learned, LearnedSteps, Weights
@@ -61,6 +61,8 @@ class Generation:
     scheduler: str = ""
     """The name of its class, if it is known."""
     guidance: float | None = None
+    skip: Skip | None = None
+    """The settings."""
 
     def computes(self, step: int) -> bool:
         """Whether the plan is to run the denoiser in that step."""
@@ -68,18 +70,33 @@ class Generation:
         return self.computed is None or beyond or step in self.computed
 
 
+@dataclass(frozen=True)
+class SkipSummary:
+    """What is skipped: as it was in the last generation, or as planned."""
+
+    num_computed: int
+    """Steps of the last generation that were computed; 0 before the first."""
+    num_predicted: int
+    computed: tuple[int, ...] | None
+    """Which steps of the last generation were to be computed; None: all."""
+    num_bytes: int
+    """Memory held by the outputs that skipped steps are predicted from."""
+    lines: tuple[str, ...]
+    """In plain words."""
+
+
 class Skipper(Front):
     """The call of one denoiser.
 
     Args:
         model: the denoiser.
-        skip: the settings.
-        state: of which it shares `enabled`, `steps` and `tick`.
+        by_steps: the settings, by the number of steps.
+        session: the request in progress.
     """
 
-    def __init__(self, model: nn.Module, skip: Skip, state: MergeState) -> None:
+    def __init__(self, model: nn.Module, by_steps: BySteps, session: Session) -> None:
         super().__init__(model)
-        self.skip, self.state = skip, state
+        self.by_steps, self.session = by_steps, session
         self.names = parameter_names(model)
         self.controlnets: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """That do not run in skipped steps either."""
@@ -91,7 +108,7 @@ class Skipper(Front):
         self.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("model", "skip", "state")}  # a copy begins a new generation
+        return {name: getattr(self, name) for name in ("model", "by_steps", "session")}  # a copy begins a new generation
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -102,7 +119,7 @@ class Skipper(Front):
         super().put()
         if hasattr(type(self.model), NAMED) and not isinstance(vars(self.model).get(NAMED), NamedPasses):
             setattr(self.model, NAMED, NamedPasses(self))
-        self._put_before(self.state.steps.pipeline)
+        self._put_before(self.session.steps.pipeline)
 
     def take_out(self) -> None:
         """Put back what was there before."""
@@ -153,7 +170,7 @@ class Skipper(Front):
         try:
             output = run(*args, **kwargs)
         finally:
-            self.state.tick = None
+            self.session.tick = None
         return self.end(call, output)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Call | None, Any]:
@@ -164,9 +181,9 @@ class Skipper(Front):
                 f"no noisy sample was found among the arguments of {type(self.model).__name__}, so its output cannot "
                 "be predicted: use skip=None."
             )
-        state = self.state
-        tick = state.tick = state.steps.read(self.model, seen.sample, seen.conditioning, seen.timestep, seen.batch)
-        if not state.enabled:
+        session = self.session
+        tick = session.tick = session.steps.read(self.model, seen.sample, seen.conditioning, seen.timestep, seen.batch)
+        if not session.enabled:
             return _Call(tick, None, seen), None
         if tick.generation != self.generation.number:
             self._begin_generation(tick)
@@ -183,11 +200,11 @@ class Skipper(Front):
         if self._is_computing or history is None:
             return call, None
         if torch.is_grad_enabled() and seen.sample.requires_grad:
-            state.tick = None
+            session.tick = None
             raise RuntimeError(
                 "a skipped step has no gradient: run under torch.no_grad(), or switch handle.enabled off."
             )
-        state.tick = None
+        session.tick = None
         self._check_passes()
         self._count(tick.step, self._predicted_steps)
         predicted = history.predict(self._weights(tick, history), seen)
@@ -216,10 +233,10 @@ class Skipper(Front):
 
         None if it is no step of the generation in progress.
         """
-        step = self.state.steps.foresee(self.model, timestep)
+        step = self.session.steps.foresee(self.model, timestep)
         if step is None:
             return None
-        if not self.state.enabled or self.generation.number != self.state.steps.generation:
+        if not self.session.enabled or self.generation.number != self.session.steps.generation:
             return False
         if step == self._step:
             return not self._is_computing
@@ -227,14 +244,26 @@ class Skipper(Front):
             return False
         return any(history.steps[0] == self._last_computed for history in self._histories.values())
 
-    def lines(self) -> tuple[str, ...]:
-        """Which steps are computed, and how the others are predicted, for `summary()`."""
-        return describe(self.skip, self.generation, self.counts, self.num_bytes)
+    def summary(self) -> SkipSummary:
+        """Which steps are computed, and how the others are predicted."""
+        computed, predicted = self.counts
+        lines = describe(self.by_steps, self.generation, self.counts, self.num_bytes)
+        return SkipSummary(computed, predicted, self.generation.computed, self.num_bytes, lines)
+
+    def acts_in(self, num_steps: int) -> bool:
+        """Whether any of so many steps is skipped."""
+        skip = self.by_steps(num_steps)
+        return skip is not None and skip.count(num_steps) < num_steps
+
+    def why_idle(self, num_steps: int) -> str:
+        """The setting because of which all of so many steps are computed."""
+        skip = self.by_steps(num_steps)
+        return "this preset" if skip is None else f"computed={skip.computed}"
 
     def end(self, call: _Call, output: Any) -> Any:
         """After the denoiser has run. Returns its output, corrected if that was learned."""
         tick, key, seen = call.tick, call.key, call.seen
-        if key is None or not self.state.enabled:
+        if key is None or not self.session.enabled:
             return output
         self._last_computed = tick.step
         self._count(tick.step, self._computed_steps)
@@ -262,14 +291,15 @@ class Skipper(Front):
         must_compute = self._must_compute
         self.forget()
         self._must_compute = must_compute
-        skip, num_steps = self.skip, tick.num_steps
-        if num_steps is None and not isinstance(skip.computed, tuple):
+        num_steps = tick.num_steps
+        skip = self.by_steps(num_steps)
+        if skip is not None and num_steps is None and not isinstance(skip.computed, tuple):
             raise RuntimeError(
                 f"computed={skip.computed} needs the number of steps, which is not known here. Call "
                 "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
                 "a pipeline, or say which steps are computed."
             )
-        scheduler, first = self.state.steps.scheduler, self.state.steps.first
+        scheduler, first = self.session.steps.scheduler, self.session.steps.first
         eta = 0.0 if running is None else float(running.variables.get("eta") or 0.0)
         levels = None
         if scheduler is not None and num_steps is not None:
@@ -279,23 +309,22 @@ class Skipper(Front):
         teaches = recorder is not None and recorder.wants_all and num_steps is not None
         learned = None
         guidance = None if running is None else running.guidance
-        if skip.learned is not None and not teaches:
-            check_learned(skip.learned, type(self.model).__name__, num_steps, scheduler, guidance, levels)
-            learned = skip.learned.of(skip.count(skip.learned.num_steps))
-        computed = skip.computed if num_steps is None else computed_steps(skip, num_steps, levels)
-        assert isinstance(computed, tuple)  # a share or a number was refused above
-        is_whole = teaches or len(computed) == num_steps
+        computed: Any = None
+        if skip is not None and not teaches:
+            if skip.learned is not None:
+                check_learned(skip.learned, type(self.model).__name__, num_steps, scheduler, guidance, levels)
+                learned = skip.learned.of(skip.count(skip.learned.num_steps))
+            computed = skip.computed if num_steps is None else computed_steps(skip, num_steps, levels)
+            computed = None if len(computed) == num_steps else computed
         name = "" if scheduler is None else type(scheduler).__name__
-        self.generation = Generation(
-            tick.generation, num_steps, levels, None if is_whole else computed, learned, name, guidance
-        )
-        self.state.computed = tuple(range(num_steps or 0)) if teaches else self.generation.computed
+        self.generation = Generation(tick.generation, num_steps, levels, computed, learned, name, guidance, skip)
+        self.session.computed = tuple(range(num_steps or 0)) if teaches else self.generation.computed
 
     def _key_of(self, tick: Tick) -> Hashable:
         """Which pass it is: by the pipeline's name for it, or by its place among the passes over the step."""
         if tick.step != self._step or tick.ordinal == 0:
             self._named.clear()
-        if self.pass_name is None or self.state.steps.has_ordinal:
+        if self.pass_name is None or self.session.steps.has_ordinal:
             return tick.ordinal
         number = self._named[self.pass_name] = self._named.get(self.pass_name, -1) + 1
         return self.pass_name, number
@@ -328,8 +357,9 @@ class Skipper(Front):
         return weights if len(weights) == tick.parts and history.steps[:depth] == expected else None
 
     def _check_passes(self) -> None:
-        learned = self.skip.learned
-        wanted = 0 if learned is None or self.generation.learned is None else learned.passes
+        skip = self.generation.skip
+        learned = None if skip is None or self.generation.learned is None else skip.learned
+        wanted = 0 if learned is None else learned.passes
         if wanted and self._passes and self._passes != wanted:
             raise UsageError(
                 f"the weights of skipped steps were learned for {wanted} passes over a step, and this generation has "
@@ -368,7 +398,7 @@ class EndCall(Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """After the denoiser has run."""
         remove_hooks(module, lambda hook: hook is self)
-        self.skipper.state.tick = None
+        self.skipper.session.tick = None
         return self.skipper.end(self.call, output)
 
 
@@ -390,16 +420,20 @@ class NamedPasses:
             skipper.pass_name = before
 
 
-def describe(skip: Skip, generation: Generation, counts: tuple[int, int], num_bytes: int) -> tuple[str, ...]:
+USUAL_STEPS = 20
+"""What presets are described for before a generation has told its number of steps."""
+
+
+def describe(
+    by_steps: BySteps, generation: Generation, counts: tuple[int, int], num_bytes: int
+) -> tuple[str, ...]:
     """What is skipped, in lines: as planned, or as it was in the last generation."""
     computed, predicted = counts
+    skip = generation.skip
     if not computed:
-        return (f"{_planned(skip)} {_prediction(skip, generation)}",)
-    if not predicted:
-        why = ""
-        if generation.num_steps is not None and generation.num_steps < skip.min_steps:
-            why = f": generations of fewer than {skip.min_steps} steps are left whole"
-        return (f"all {computed} steps of the last generation were computed{why}",)
+        return _planned(by_steps)
+    if not predicted or skip is None:
+        return (f"all {computed} steps of the last generation were computed",)
     which = "" if generation.computed is None else f" ({', '.join(map(str, generation.computed))})"
     return (
         f"{computed} of {computed + predicted} steps were computed{which}, {predicted} skipped and predicted",
@@ -408,21 +442,25 @@ def describe(skip: Skip, generation: Generation, counts: tuple[int, int], num_by
     )
 
 
-def _planned(skip: Skip) -> str:
+def _planned(by_steps: BySteps) -> tuple[str, ...]:
+    skip = by_steps(USUAL_STEPS)
+    if skip is None:
+        return ()
+    others = "the others are skipped and predicted"
     if isinstance(skip.computed, tuple):
-        return f"steps {', '.join(map(str, skip.computed))} are computed, the others skipped and predicted."
-    what = f"{skip.computed:.0%} of the steps" if isinstance(skip.computed, float) else f"{skip.computed} steps"
-    return f"{what} are computed, the others skipped and predicted."
+        return (f"steps {', '.join(map(str, skip.computed))} are computed, {others}",)
+    count = skip.count(USUAL_STEPS)
+    return (f"{count} of {USUAL_STEPS} steps are computed, {USUAL_STEPS - count} skipped and predicted",)
 
 
 def _prediction(skip: Skip, generation: Generation) -> str:
     if skip.learned is not None:
-        return "Predicted with weights that were learned on the model."
-    if generation.num_steps is not None and generation.levels is None:
-        return "Predicted: the last output as it was, because the noise levels of this scheduler are not known."
-    if generation.levels is not None and generation.levels.holds_image:
-        return "Predicted: the clean image stays as the last computed step saw it."
-    return "Predicted: noise and clean image stay nearly as the last computed step saw them."
+        return "predicted with weights that were learned on the model"
+    if generation.levels is None:
+        return "predicted: the last output as it was, because the noise levels of this scheduler are not known"
+    if generation.levels.holds_image:
+        return "predicted: the clean image stays as the last computed step saw it"
+    return "predicted: noise and clean image stay nearly as the last computed step saw them"
 
 
 def check_learned(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from toma_diffusion.engine.clock import Tick
 from toma_diffusion.errors import UsageError
-from toma_diffusion.skip.config import Skip
+from toma_diffusion.skip.config import Always, BySteps, Skip
 from toma_diffusion.skip.denoiser import Skipper
 from toma_diffusion.skip.fitting import SHRINK, Fit, Places
 from toma_diffusion.skip.history import Seen
@@ -93,7 +93,7 @@ class Learning:
 
     skippers: Sequence[Skipper]
     generations: Sequence[Generate]
-    wanted: Sequence[Skip]
+    wanted: Sequence[BySteps]
     seconds: float = 0.0
     distance: Distance | None = None
     store: Store = field(default_factory=NoStore)
@@ -112,12 +112,12 @@ class Learning:
 
     def run(self) -> tuple[Learned, list[LearnedSteps]]:
         """Learn. Returns what was learned, and what was refused because it is not closer on the last generation."""
-        before = [(skipper.skip, skipper.recorder, skipper.state.enabled) for skipper in self.skippers]
+        before = [(skipper.by_steps, skipper.recorder, skipper.session.enabled) for skipper in self.skippers]
         try:
             return self._run()
         finally:
-            for skipper, (skip, recorder, enabled) in zip(self.skippers, before, strict=True):
-                skipper.skip, skipper.recorder, skipper.state.enabled = skip, recorder, enabled
+            for skipper, (by_steps, recorder, enabled) in zip(self.skippers, before, strict=True):
+                skipper.by_steps, skipper.recorder, skipper.session.enabled = by_steps, recorder, enabled
                 skipper.forget()
 
     def _run(self) -> tuple[Learned, list[LearnedSteps]]:
@@ -169,13 +169,13 @@ class Learning:
         """One generation with skipped steps."""
         teacher = self.teachers[index]
         for skipper in self.skippers:
-            skipper.skip = skip
+            skipper.by_steps = Always(skip)
             skipper.forget()
         if weights is not None:
             assert isinstance(skip.computed, tuple)
             learned = self.about.learned([LearnedSteps(computed=skip.computed, weights=weights)])
             for skipper in self.skippers:
-                skipper.skip = Skip(computed=skip.computed, learned=learned)
+                skipper.by_steps = Always(Skip(computed=skip.computed, learned=learned))
         with self._recording(wants_all=False) as recorder:
             trajectory = self._generate(self.generations[index], recorder)
         self._made += skip.count(teacher.num_steps) / teacher.num_steps
@@ -194,7 +194,7 @@ class Learning:
     def _recording(self, *, wants_all: bool) -> Iterator[Recorder]:
         recorder = Recorder(wants_all=wants_all)
         for skipper in self.skippers:
-            skipper.recorder, skipper.state.enabled = recorder, True
+            skipper.recorder, skipper.session.enabled = recorder, True
         try:
             yield recorder
         finally:
@@ -384,7 +384,7 @@ class NextGenerations(Recorder):
         self,
         skippers: Sequence[Skipper],
         count: int,
-        wanted: Sequence[Skip],
+        wanted: Sequence[BySteps],
         when_done: Callable[[Learned | None, str], None],
     ) -> None:
         super().__init__(wants_all=True)
@@ -438,7 +438,7 @@ class NextGenerations(Recorder):
         self.when_done(learned, why)
 
 
-def lists_of(wanted: Sequence[Skip], whole: Trajectory, levels: Levels | None) -> dict[int, tuple[int, ...]]:
+def lists_of(wanted: Sequence[BySteps], whole: Trajectory, levels: Levels | None) -> dict[int, tuple[int, ...]]:
     """The steps to begin with, by their number, most first.
 
     Args:
@@ -448,9 +448,10 @@ def lists_of(wanted: Sequence[Skip], whole: Trajectory, levels: Levels | None) -
     """
     found: dict[int, tuple[int, ...]] = {}
     num_steps = whole.num_steps
-    for skip in sorted(wanted, key=lambda each: isinstance(each.computed, tuple)):  # lists of one's own count most
+    skips = [skip for by_steps in wanted if (skip := by_steps(num_steps)) is not None]
+    for skip in sorted(skips, key=lambda each: isinstance(each.computed, tuple)):  # lists of one's own count most
         if (count := skip.count(num_steps)) < num_steps:
-            computed = computed_steps(replace(skip, min_steps=1, learned=None), num_steps, levels)
+            computed = computed_steps(replace(skip, learned=None), num_steps, levels)
             found[count] = with_required(computed, whole.required)
     if not found:
         raise UsageError(

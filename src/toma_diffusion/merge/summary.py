@@ -1,37 +1,20 @@
-"""The summary of a handle: what is merged, and what is not."""
+"""What is merged, and what is not: its part of a handle's summary."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from toma_diffusion.merge.base import Config
-from toma_diffusion.merge.state import MergeState
+from toma_diffusion.merge.base import Merging
+from toma_diffusion.merge.state import BlockRecord, MergeState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from toma_diffusion.engine.install import Outermost
-
 NOTHING_MERGED = "nothing was merged: grids are smaller than min_tokens, or regions too small to remove a token from"
 BACKEND_NAMES = {"torch": "plain torch", "triton": "Triton kernels", "torch+triton": "Triton kernels and plain torch"}
-
-
-@dataclass(frozen=True)
-class BlockRecord:
-    """One transformer block, as it was installed."""
-
-    name: str
-    kind: str
-    width: int
-    merged: tuple[str, ...]
-    """The modules merged, or the block itself."""
-    merges: int
-    """How often tokens are merged and unmerged in it. In a run of blocks it is counted in the first."""
-    left_alone: str | None
-    """Why nothing in it is merged, if so."""
+SHARES = {0.25: "a quarter", 0.5: "half", 0.75: "three quarters"}
 
 
 @dataclass(frozen=True)
@@ -49,16 +32,19 @@ class KindSummary:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What is merged. `print(handle.summary())` shows it as a table."""
+class MergeSummary:
+    """What is merged, and what it saves."""
 
-    config: Config
-    enabled: bool
+    config: Merging
+    num_blocks: int
+    """Of the model."""
+    is_used: bool
+    """Whether tokens were merged in the last generation, or if there was none, in one of many steps."""
     kinds: tuple[KindSummary, ...]
     left_alone: tuple[tuple[str, str], ...]
     """Blocks that are not merged, and why."""
     notes: tuple[str, ...]
-    """What calls had to do differently from the configuration."""
+    """What plans could not do."""
     description: tuple[str, ...]
     """What the method does, line by line."""
     backend: str | None
@@ -67,56 +53,48 @@ class Summary:
     """Operators that ran in plain torch although kernels were requested, and why."""
     guidance: str
     """Which samples or passes of the last call shared a plan. Empty before the first call."""
-    skip: tuple[str, ...]
-    """Which steps are skipped, and how they are predicted, line by line. Empty if none is."""
-    steps: tuple[int, int]
-    """How many steps of the last generation were computed, and how many predicted."""
-    computed: tuple[int, ...] | None
-    """Which steps of the last generation were to be computed, if others were skipped; None: all."""
-    plan_bytes: int
+    num_bytes: int
     """Memory held by the plans."""
-    memory_bytes: int
-    """Memory held by the outputs that skipped steps are predicted from."""
     multiplications: float | None
     """In all transformer blocks, in a step without merging, by the paper's formula. None for other methods."""
     merged_multiplications: float | None
     """The same in a step with merging, including the cost of the plans, averaged over their schedule."""
-    others: tuple[Summary, ...] = ()
-    """Of the other denoisers, if a pipeline has several."""
 
-    def __str__(self) -> str:
-        from rich.console import Console
+    @property
+    def headline(self) -> str:
+        """In plain words, and in one line."""
+        share = SHARES.get(self.config.ratio, f"{self.config.ratio:.0%}")
+        blocks = f"{sum(kind.blocks for kind in self.kinds)} of {self.num_blocks} blocks"
+        merged = [kind for kind in self.kinds if kind.tokens_before != kind.tokens_after]
+        if not merged:
+            return f"{share} of the tokens are merged in {blocks}"
+        tokens = " and ".join(dict.fromkeys(str(kind.tokens_before) for kind in merged))
+        return f"{share} of {tokens} tokens merged in {blocks}"
 
-        console = Console(width=120, force_terminal=False, color_system=None)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get().rstrip()
-
-    def __rich__(self) -> RenderableType:
-        from rich.console import Group
+    def render(self) -> list[RenderableType]:
+        """A table of the kinds of block, and lines."""
         from rich.table import Table
 
         config = self.config
-        off = "" if self.enabled else " (switched off)"
-        if not self.kinds:
-            return Group(f"no tokens are merged{off}", *self._last_lines())
-        table = Table(title=f"{config.label}, ratio {config.ratio:g}{off}")
+        table = Table(title=f"{config.label}, ratio {config.ratio:g}")
         for heading in ("kind", "blocks", f"merged, scope {config.scope}", "grid", "tokens", "regions"):
             table.add_column(heading)
         for kind in self.kinds:
-            tokens = "not merged" if any(self.steps) else "not called yet"
+            tokens = "not called yet"
             if kind.tokens_before is not None:
                 tokens = f"{kind.tokens_before} → {kind.tokens_after}"
             table.add_row(kind.kind, str(kind.blocks), str(kind.sites), kind.grid, tokens, kind.regions)
-        start, end = config.window
+        return [self.headline, table, *self.lines()]
+
+    def lines(self) -> list[str]:
+        """What the method does, and what it saves."""
+        start, end = self.config.window
         lines = list(self.description)
         lines[-1] += ", in all steps" if (start, end) == (0, 1) else f", from {start:.0%} to {end:.0%} of the steps"
-        if config.max_steps is not None:
-            lines.append(f"no tokens are merged in generations of more than {config.max_steps} steps")
         if self.guidance:
             lines.append(self.guidance)
         if self.backend is not None:
-            lines.append(f"operators: {BACKEND_NAMES[self.backend]}; plans take {self.plan_bytes / 2**20:.1f} MiB")
+            lines.append(f"operators: {BACKEND_NAMES[self.backend]}; plans take {self.num_bytes / 2**20:.1f} MiB")
         lines += [f"in plain torch: {fallback}" for fallback in self.fallbacks]
         if self.multiplications is not None and self.merged_multiplications is not None:
             saved = 1 - self.merged_multiplications / self.multiplications
@@ -124,23 +102,14 @@ class Summary:
                 f"multiplications in the transformer blocks of a merged step, by the paper's formula: "
                 f"{self.multiplications:.3g} → {self.merged_multiplications:.3g} ({-saved:+.1%})"
             )
-        return Group(table, *lines, *self._last_lines())
-
-    def _last_lines(self) -> list[RenderableType]:
-        denoisers: list[RenderableType] = []
-        for number, other in enumerate(self.others, start=2):
-            denoisers += [f"\nDenoiser {number} of {len(self.others) + 1}:", other]
-        return [*self.skip, *self._other_lines(), *denoisers]
-
-    def _other_lines(self) -> list[str]:
         reasons = Counter(reason for _, reason in self.left_alone)
-        lines = [f"left alone, {count} block{'s' if count > 1 else ''}: {why}" for why, count in reasons.items()]
-        return lines + [f"note: {note}" for note in self.notes]
+        lines += [f"left alone, {count} block{'s' if count > 1 else ''}: {why}" for why, count in reasons.items()]
+        return lines
 
 
-def summarize(state: MergeState, records: Iterable[BlockRecord], outermost: Outermost | None) -> Summary:
-    """Build the summary from the installed hooks and the last call."""
-    records = list(records)
+def summarize(state: MergeState) -> MergeSummary:
+    """From the installed hooks and the last call."""
+    records = state.records
     merged = [record for record in records if record.left_alone is None]
     kinds = []
     for kind in dict.fromkeys(record.kind for record in merged):
@@ -157,25 +126,21 @@ def summarize(state: MergeState, records: Iterable[BlockRecord], outermost: Oute
                 regions=plan.describe() if plan else "–",
             )
         )
-    plans = list(state.current.values())
     whole, merged_cost = _multiplications(records, state)
-    ran = [item for plan in plans for item in plan.backends.items()]
+    ran = [item for plan in state.current.values() for item in plan.backends.items()]
     fallbacks = {f"{operator} ({backend.reason})" for operator, backend in ran if backend.reason}
-    return Summary(
+    return MergeSummary(
         config=state.config,
-        enabled=state.enabled,
+        num_blocks=len(records),
+        is_used=state.is_used,
         kinds=tuple(kinds),
         left_alone=tuple((record.name, record.left_alone) for record in records if record.left_alone is not None),
-        notes=tuple(sorted(state.notes | _empty_plans(state))),
+        notes=tuple(sorted(_empty_plans(state))),
         description=state.description,
         backend="+".join(sorted({backend.name for _, backend in ran})) or None,
         fallbacks=tuple(sorted(fallbacks)),
         guidance=state.guidance,
-        skip=() if outermost is None else outermost.lines(),
-        steps=(0, 0) if outermost is None else outermost.counts,
-        computed=state.computed,
-        plan_bytes=state.num_bytes,
-        memory_bytes=0 if outermost is None else outermost.num_bytes,
+        num_bytes=state.num_bytes,
         multiplications=whole,
         merged_multiplications=merged_cost,
     )
@@ -183,8 +148,6 @@ def summarize(state: MergeState, records: Iterable[BlockRecord], outermost: Oute
 
 def _empty_plans(state: MergeState) -> set[str]:
     """Notes about plans that remove nothing although tokens were to be removed."""
-    if not state.config.ratio:
-        return set()
     if state.merges_nothing:
         return {NOTHING_MERGED}
     empty = {slot.kind: slot.plan for slot in state.slots if slot.plan is not None and slot.plan.is_identity}
