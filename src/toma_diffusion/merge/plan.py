@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from toma_diffusion.merge.assignment import Assignment, HardAssignment, SliceAssignment, SoftAssignment
+from toma_diffusion.merge.assignment import Assignment, HardAssignment, SoftAssignment
 from toma_diffusion.merge.config import ToMAConfig
 from toma_diffusion.merge.regions import Grid, Regions, divides_frames
 from toma_diffusion.merge.schedule import Action
 from toma_diffusion.ops import regional
-from toma_diffusion.ops.backend import choose_backend
-from toma_diffusion.ops.regional import Backend, Nearness
-
-_FIXED_SEED = 0
-"""Fixed choices come from a separate generator: torch's random state is never changed."""
-_WITHOUT_TOKENS = ("none", "slice")
-"""Selections that do not depend on tokens, neither for destinations nor for weights."""
+from toma_diffusion.ops.backend import Backend, backend_of, choose_backend
+from toma_diffusion.ops.regional import Nearness
 
 
 class Plan(ABC):
@@ -77,10 +72,6 @@ class Plan(ABC):
         table with the batch in dimension 0 keeps its form: [B, ..., N, ...] -> [B, ..., D, ...].
         """
 
-    def place(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """`tokens` with these rows in the places of the destinations."""
-        raise NotImplementedError(f"{type(self).__name__} has no destinations.")
-
     @property
     def backends(self) -> dict[str, Backend]:
         """What runs each operator, and why not a kernel where there is one."""
@@ -104,8 +95,14 @@ class Multiplications(NamedTuple):
     """The block on the merged tokens."""
     merging: float
     """One merging and unmerging."""
-    planning: float
-    """Selecting destinations and computing weights, averaged over the schedule. Counted once per plan."""
+    selection: float
+    """Selecting destinations, averaged over the schedule. Counted once per plan, like the weights."""
+    weights: float
+
+    @property
+    def planning(self) -> float:
+        """Of one plan, in a step on average."""
+        return self.selection + self.weights
 
 
 class MergePlan(Plan):
@@ -114,6 +111,8 @@ class MergePlan(Plan):
     The tensors are allocated once and updated in place, so that many layers can share a plan, steps can reuse it, and
     compiled code and CUDA graphs can read it. With local assignment, the weights are stored as one small block per
     region, never as the whole N × D matrix.
+
+    A subclass may choose other destinations (`choose`), or assign tokens in another way (`make_assignment`).
 
     Example:
 
@@ -131,7 +130,7 @@ class MergePlan(Plan):
 
     Args:
         grid: the image tokens' rows and columns, and a video's frames.
-        config: what concerns the plan is read: ratio, min_tokens, selection, regions, similarity, weights, backend.
+        config: what concerns the plan is read: ratio, min_tokens, regions, similarity, weights, backend.
         batch_size: number of samples.
         parts: the batch is so many parts of the same pictures, one after another, such as the two halves of guidance.
             Samples of one picture share destinations and weights, by the mean of their similarities.
@@ -140,8 +139,6 @@ class MergePlan(Plan):
         joint: select one set of destinations for the whole batch, by the sum of the samples' gains. For models in which
             all samples share one position table. Otherwise every picture selects for itself, and a batch of four is
             identical to four batches of one, up to rounding.
-        destinations_of: another plan of the same grid, batch and settings, which selects for both. This one computes
-            only weights, from its own tokens.
     """
 
     def __init__(
@@ -154,7 +151,6 @@ class MergePlan(Plan):
         device: torch.device | str = "cpu",
         parts: int = 1,
         joint: bool = False,
-        destinations_of: MergePlan | None = None,
     ) -> None:
         if batch_size % parts:
             raise ValueError(f"a batch of {batch_size} samples cannot be {parts} parts of equal size.")
@@ -163,8 +159,9 @@ class MergePlan(Plan):
         self.batch_size = batch_size
         self.parts = parts
         self.joint = joint
-        in_time = config.distance_weight if config.frame_weight is None else config.frame_weight
-        self.nearness = Nearness(config.distance_weight, parts, in_time)
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.nearness = Nearness(config.distance_weight, parts)
         region = _divide(grid, config)
         self.regions = region if config.num_regions is not None else region.subdivide(config.selection_tokens)
         """In which destinations are selected."""
@@ -172,61 +169,40 @@ class MergePlan(Plan):
         """In which tokens are assigned to them. The others divide these."""
         ratio = config.ratio if grid.num_tokens >= config.min_tokens else 0.0
         self.destinations_per_region = num_destinations(self.regions.size, ratio)
+        self.backend = choose_backend(config.backend, self.device, dtype)
 
-        self.backend = choose_backend(config.backend, torch.device(device), dtype)
-
-        block_destinations = self.num_destinations // self.assign_regions.count
-        self._selector = destinations_of or self
-        """The plan that selects: this one, or another that runs before it."""
-        shape = (batch_size // parts * self.assign_regions.count, block_destinations)
-        self.destinations: Tensor = _share("destinations", destinations_of, shape, device)
+        pictures, count = batch_size // parts, self.assign_regions.count
+        self.destinations = self._indices(pictures * count, self.num_destinations // count)
         """[B·R / parts, k]: indices of the destinations inside each region in which tokens are assigned."""
-        self.positions: Tensor = _share("positions", destinations_of, (batch_size, self.num_destinations), device)
+        self.positions = self._indices(batch_size, self.num_destinations)
         """[B, D]: row-major indices of the destinations in the grid, in the order of the merged tokens."""
-        self.assignment = self._make_assignment(block_destinations, dtype, device)
-        self._log_sizes: Tensor | None = None
-        if config.size_aware_attention and not isinstance(self.assignment, SliceAssignment):
-            self._log_sizes = torch.zeros(batch_size, self.num_destinations, dtype=dtype, device=device)
-        self._has_destinations = False
-        self._has_weights = False
-        self.saw_gradients = False
-        """Whether a merge needed gradients. Not recorded in compiled code."""
-
-        if self.is_identity or config.selection == "slice":
+        self.assignment = None if self.is_identity else self.make_assignment()
+        self.has_destinations = False
+        self.has_weights = False
+        self._gradients: set[str] = set()
+        """Of merging and unmerging, those that needed gradients when they last ran. Not recorded in compiled code."""
+        if self.is_identity:
             self.positions.copy_(torch.arange(self.num_destinations, device=device))
-            self._has_destinations = True
-        elif config.selection != "facility-location":
-            count = self.destinations_per_region
-            self._set_destinations(_fixed_choice(config.selection, self.regions, count, device))
-        if config.selection in _WITHOUT_TOKENS and not self.is_identity:
-            self.assignment.fix()
-            self._set_log_sizes()
-            self._has_weights = True
+            self.has_destinations = True
 
-    def _make_assignment(self, block_destinations: int, dtype: torch.dtype, device: torch.device | str) -> Assignment:
-        config, regions = self.config, self.assign_regions
-        if self.is_identity or config.selection == "slice":
-            return SliceAssignment(self.grid.num_tokens, self.num_destinations)
-        if config.is_hard:
-            return HardAssignment(
-                regions,
-                self.batch_size,
-                block_destinations,
-                nearness=self.nearness,
-                backend=self.backend,
-                device=device,
-            )
-        return SoftAssignment(
-            regions,
-            self.batch_size,
-            block_destinations,
-            scale=config.scale,
-            unmerge=config.unmerge,
-            nearness=self.nearness,
+    def choose(self, tokens: Tensor) -> Tensor:
+        """Destinations for [B, N, d]: indices inside each region, [B / parts, R, k], or [1, R, k] for all pictures."""
+        return regional.select(
+            tokens,
+            self.destinations_per_region,
+            self.regions.tiling,
+            self.nearness,
+            joint=self.joint,
             backend=self.backend,
-            dtype=dtype,
-            device=device,
         )
+
+    def make_assignment(self, soft: type[SoftAssignment] = SoftAssignment) -> Assignment:
+        """How tokens are assigned to destinations. Called once, if any token is removed."""
+        regions, block_destinations = self.assign_regions, self.destinations.shape[1]
+        shared: dict[str, Any] = {"nearness": self.nearness, "backend": self.backend, "device": self.device}
+        if self.config.is_hard:
+            return HardAssignment(regions, self.batch_size, block_destinations, **shared)
+        return soft(regions, self.batch_size, block_destinations, scale=self.config.scale, dtype=self.dtype, **shared)
 
     @property
     def num_destinations(self) -> int:
@@ -241,19 +217,14 @@ class MergePlan(Plan):
     @property
     def weights(self) -> Tensor:
         """A, [B·R, k, n]: how much of every token goes to each destination; with global assignment R = 1."""
+        if self.assignment is None:
+            raise RuntimeError("this plan merges nothing, so that it has no weights.")
         return self.assignment.matrix()
 
     @property
     def buffers(self) -> list[Tensor]:
-        """All tensors of the plan but those of another; their addresses never change."""
-        chosen = [self.destinations, self.positions] if self._selector is self else []
-        sizes = [] if self._log_sizes is None else [self._log_sizes]
-        return [*chosen, *sizes, *self.assignment.buffers()]
-
-    @property
-    def log_sizes(self) -> Tensor | None:
-        """[B, D]; None unless `size_aware_attention` is set and tokens are merged."""
-        return self._log_sizes
+        """All tensors of the plan; their addresses never change."""
+        return [self.destinations, self.positions, *([] if self.assignment is None else self.assignment.buffers())]
 
     @property
     def num_bytes(self) -> int:
@@ -262,25 +233,22 @@ class MergePlan(Plan):
 
     @property
     def backends(self) -> dict[str, Backend]:
-        """What runs each operator, and why not a kernel where there is one."""
-        found = regional.backends(self.backend, self.regions.size, self.assign_regions.size, self.assign_regions.count)
-        if self.saw_gradients and found["merging"].name != "torch":
-            found["merging"] = Backend("torch", "gradients were needed, and the kernels have no backward pass")
-        return found
+        """What runs each operator, and why not a kernel where one was requested. Empty if nothing is merged."""
+        if self.assignment is None:
+            return {}
+        selection = backend_of("selection", self.backend, self.regions.tiling)
+        return {"selection": selection} | self.assignment.backends(self._gradients)
 
     def multiplications(self, width: int) -> Multiplications:
         """7d²N + 2dN² for a block; N²d/R for a selection, NDd/R + Nd for weights, NDd/R for merging or unmerging."""
         config, tokens, destinations = self.config, self.grid.num_tokens, self.num_destinations
         whole, reduced = (7 * width**2 * count + 2 * width * count**2 for count in (tokens, destinations))
         if self.is_identity:
-            return Multiplications(whole, whole, 0.0, 0.0)
+            return Multiplications(whole, whole, 0.0, 0.0, 0.0)
         matrix = width * tokens * destinations / self.assign_regions.count
-        if config.selection in _WITHOUT_TOKENS:
-            return Multiplications(whole, reduced, 2 * matrix, 0.0)
-        selects = config.selection == "facility-location" and self._selector is self
-        selection = tokens**2 * width / self.regions.count if selects else 0
+        selection = tokens**2 * width / self.regions.count / config.select_every
         weights = (matrix + tokens * width) / min(config.reweigh_every, config.select_every)
-        return Multiplications(whole, reduced, 2 * matrix, selection / config.select_every + weights)
+        return Multiplications(whole, reduced, 2 * matrix, selection, weights)
 
     def describe(self) -> str:
         """The regions in which destinations are selected, or why none are."""
@@ -294,9 +262,7 @@ class MergePlan(Plan):
 
     def wants(self, action: Action) -> bool:
         """Whether `update` with this action would compute anything. What is missing is always computed."""
-        if self.is_identity or self.config.selection in _WITHOUT_TOKENS:
-            return False
-        return action is not Action.REUSE or not self._has_weights
+        return not self.is_identity and (action is not Action.REUSE or not self.has_weights)
 
     def update(self, tokens: Tensor, action: Action) -> None:
         """Update destinations and weights in place, as the action says.
@@ -307,48 +273,44 @@ class MergePlan(Plan):
             tokens: `[B, N, d]`, normalised as the first merged layer sees them.
         """
         self._check(tokens, self.grid.num_tokens)
-        if not self.wants(action):
+        if self.assignment is None or not self.wants(action):
             return
-        if self.config.selection == "facility-location" and self._must_select(action):
-            self._set_destinations(self._choose(tokens))
+        if action is Action.SELECT or not self.has_destinations:
+            self.set_destinations(self.choose(tokens))
         self.assignment.update(tokens, self.destinations)
-        self._set_log_sizes()
-        self._has_weights = True
+        self.has_weights = True
 
-    def _must_select(self, action: Action) -> bool:
-        """A plan that uses another's destinations selects only if that one never did: its blocks may be left out."""
-        selects = action is Action.SELECT and self._selector is self
-        return selects or not self._selector._has_destinations
+    def set_destinations(self, local: Tensor) -> None:
+        """Store destinations, in the form in which `choose` returns them."""
+        pictures = self.batch_size // self.parts
+        per_picture = local.expand(pictures, self.regions.count, self.destinations_per_region)
+        chosen = self.regions.inside(self.assign_regions, per_picture)
+        self.positions.copy_(self.assign_regions.positions(chosen).repeat(self.parts, 1))
+        self.destinations.copy_(chosen.reshape(self.destinations.shape))
+        self.has_destinations = True
 
     def forget(self) -> None:
-        """Make the next `update` select again, whatever its action. Fixed choices are kept."""
-        if self.is_identity or self.config.selection in _WITHOUT_TOKENS:
-            return
-        self._has_weights = False
-        self._has_destinations = self.config.selection != "facility-location"
+        """Make the next `update` select again, whatever its action."""
+        self.has_weights = False
+        self.has_destinations = self.is_identity
 
     def merge(self, tokens: Tensor) -> Tensor:
         """[B, N, C] -> [B, D, C]: every destination becomes the weighted mean of the tokens merged into it."""
         self._check(tokens, self.grid.num_tokens)
-        if not torch.compiler.is_compiling() and regional.needs_gradient(tokens):
-            self.saw_gradients = True
-        if self.is_identity:
+        if self.assignment is None:
             return tokens
-        assignment = self._ready_assignment()
-        merged = assignment.merge(tokens)
-        if not self.config.norm_preserving:
-            return merged
-        lengths = assignment.merge(_lengths(tokens))  # the mean length of every cluster
-        return merged * (lengths / _lengths(merged).clamp_min(torch.finfo(torch.float32).tiny)).to(merged.dtype)
+        self._ready("merging", tokens)
+        return self.assignment.merge(tokens)
 
     def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
         """[B, D, C] -> [B, N, C]: every token takes the mean of its destinations, added to the residual if given."""
         self._check(merged, self.num_destinations)
         if residual is not None:
             self._check(residual, self.grid.num_tokens)
-        if self.is_identity:
+        if self.assignment is None:
             return merged if residual is None else residual + merged
-        return self._ready_assignment().unmerge(merged, residual)
+        self._ready("unmerging", merged, residual)
+        return self.assignment.unmerge(merged, residual)
 
     def gather(self, table: Tensor, dim: int = 0) -> Tensor:
         """The destinations' rows of a table with one row per grid position, such as RoPE."""
@@ -357,44 +319,23 @@ class MergePlan(Plan):
             raise ValueError(
                 f"table has shape {list(table.shape)}; it needs a row{where} for each of {self._tokens_text()}."
             )
-        if not self._selector._has_destinations:
+        if not self.has_destinations:
             raise RuntimeError("this plan has no destinations yet: call update(tokens, Action.SELECT) first.")
         return gather_rows(table, dim, self.positions[0] if self.joint else self.positions)
 
-    def place(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """`tokens` with these rows in the places of the destinations."""
-        index = self.positions[:, :, None].expand(-1, -1, tokens.shape[2])
-        return tokens.scatter(1, index, rows.to(tokens.dtype))
-
-    def _choose(self, tokens: Tensor) -> Tensor:
-        """[B, N, d] -> [B / parts, R, k], or [1, R, k] if joint: indices inside each region."""
-        return regional.select(
-            tokens,
-            self.destinations_per_region,
-            self.regions.tiling,
-            self.nearness,
-            joint=self.joint,
-            backend=self.backend,
-        )
-
-    def _set_destinations(self, local: Tensor) -> None:
-        """Store [B / parts, R, k], or [R, k] for all samples, indices inside each region."""
-        pictures = self.batch_size // self.parts
-        per_picture = local.expand(pictures, self.regions.count, self.destinations_per_region)
-        chosen = self.regions.inside(self.assign_regions, per_picture)
-        self.positions.copy_(self.assign_regions.positions(chosen).repeat(self.parts, 1))
-        self.destinations.copy_(chosen.reshape(self.destinations.shape))
-        self._selector._has_destinations = True
-
-    def _set_log_sizes(self) -> None:
-        if self._log_sizes is not None:
-            sizes = self.assignment.sizes().clamp_min(torch.finfo(torch.float32).tiny)
-            self._log_sizes.copy_(sizes.log().reshape(self._log_sizes.shape))
-
-    def _ready_assignment(self) -> Assignment:
-        if not self._has_weights:
+    def _ready(self, operator: str, *tensors: Tensor | None) -> None:
+        """Raise if there are no weights yet; note whether the operator needs gradients."""
+        if not self.has_weights:
             raise RuntimeError("this plan has no weights yet: call update(tokens, Action.SELECT) first.")
-        return self.assignment
+        if torch.compiler.is_compiling():
+            return
+        if regional.needs_gradient(*tensors):
+            self._gradients.add(operator)
+        else:
+            self._gradients.discard(operator)
+
+    def _indices(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int64, device=self.device)
 
     def _check(self, tokens: Tensor, length: int) -> None:
         if tokens.ndim != 3 or tokens.shape[:2] != (self.batch_size, length):
@@ -448,25 +389,3 @@ def gather_rows(table: Tensor, dim: int, rows: Tensor) -> Tensor:
 def num_destinations(region_size: int, ratio: float) -> int:
     """k = n − floor(n · ratio), at least 1: destinations in a region."""
     return max(1, region_size - math.floor(round(region_size * ratio, 6)))  # 100 · 0.29 is 28.999999999999996
-
-
-def _share(name: str, other: MergePlan | None, shape: tuple[int, int], device: torch.device | str) -> Tensor:
-    """The buffer of that name of the other plan, or a new one."""
-    shared: Tensor = getattr(other, name) if other is not None else torch.zeros(shape, dtype=torch.int64, device=device)
-    return shared
-
-
-def _lengths(tokens: Tensor) -> Tensor:
-    """[B, N, C] -> float32 [B, N, 1]."""
-    lengths: Tensor = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=torch.float32)
-    return lengths
-
-
-def _fixed_choice(selection: str, regions: Regions, count: int, device: torch.device | str) -> Tensor:
-    """[R, k]: a choice that does not depend on the tokens: at random, or strided."""
-    if selection == "strided":
-        choice = (torch.arange(count) * regions.size // count).expand(regions.count, -1)
-    else:
-        generator = torch.Generator().manual_seed(_FIXED_SEED)
-        choice = torch.rand(regions.count, regions.size, generator=generator).argsort(dim=-1)[:, :count]
-    return choice.to(device)

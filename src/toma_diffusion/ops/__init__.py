@@ -7,6 +7,7 @@ then costs 1 µs more than a plain function, not 10 µs (CPU, torch 2.13). They 
 as a constant. `merge` and `unmerge` are plain torch, which a compiler can fuse.
 
 `triton_*.py` do the same on NVIDIA GPUs, for all regions of a grid at once; `backend.py` decides when they run.
+All of them ignore autocast (`precision.py`).
 """
 
 from __future__ import annotations
@@ -168,16 +169,11 @@ def merge(tokens: Tensor, weights: Tensor) -> Tensor:
     return reference.merge(tokens, weights)
 
 
-def unmerge(merged: Tensor, weights: Tensor, method: str = "transpose") -> Tensor:
-    """Spread merged tokens back over all tokens: `[B, k, C]`, `[B, k, n]` -> `[B, n, C]`.
-
-    `method` is `transpose` for Aᵀ Y or `pseudo-inverse` for M⁺ Y.
-    """
+def unmerge(merged: Tensor, weights: Tensor) -> Tensor:
+    """Aᵀ Y, merged tokens spread back over all tokens: `[B, k, C]`, `[B, k, n]` -> `[B, n, C]`."""
     expected = f"[{weights.shape[0]}, {weights.shape[1]}, width], as the weights say"
     _require(merged.ndim == 3 and merged.shape[:2] == weights.shape[:2], "merged", merged, expected)
-    if method not in ("transpose", "pseudo-inverse"):
-        raise ValueError(f"method={method!r} is not known: use 'transpose' or 'pseudo-inverse'.")
-    return reference.unmerge(merged, weights, method == "pseudo-inverse")
+    return reference.unmerge(merged, weights)
 
 
 def _require_destinations(tokens: Tensor, destinations: Tensor, parts: int) -> None:

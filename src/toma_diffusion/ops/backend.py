@@ -1,4 +1,8 @@
-"""Chooses the implementation of the operators for a device."""
+"""Chooses what runs the operators: plain torch or the Triton kernels.
+
+`choose_backend` says once for a plan whether kernels can run at all, `backend_of` for each operator whether its kernel
+runs. The operators ask it, and so does `summary()`.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,11 @@ import os
 import warnings
 from functools import cache
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
+
+from toma_diffusion.ops.tiles import Tiling
 
 OLDEST_GPU = (7, 0)
 """The lowest compute capability that Triton supports."""
@@ -18,6 +25,56 @@ LARGEST_SELECTED = 1024
 """Tokens of a region up to which kernels choose destinations."""
 LARGEST_WEIGHED = 1024
 """Tokens of a region up to which a kernel computes the weights."""
+MOST_WEIGHTS = 2**31
+"""The merging kernels count weights in 32 bits. A few large regions of a long video have more."""
+_WHOLE_GRID = "one product over the whole grid, which torch's library does fastest"
+
+
+class Backend(NamedTuple):
+    """What runs one operator."""
+
+    name: str
+    """`torch` or `triton`."""
+    reason: str = ""
+    """Why it is not the kernel, if a kernel was requested."""
+
+
+def backend_of(
+    operator: str, backend: str, tiling: Tiling, *, num_weights: int = 0, hard: bool = False, gradients: bool = False
+) -> Backend:
+    """What runs an operator, and why it is not the kernel.
+
+    In compiled code, small regions are merged and unmerged by neither: see `regional.LARGEST_UNROLLED`.
+
+    Args:
+        operator: `selection`, `weights`, `merging` or `unmerging`.
+        backend: `torch`, or `triton` where kernels can run.
+        tiling: the regions in which destinations are selected; of the other operators, those in which tokens merge.
+        num_weights: elements of the weights, for merging and unmerging.
+        hard: whether tokens are merged by an index, not by weights.
+        gradients: whether autograd must follow the tensors.
+    """
+    if backend == "torch":
+        return Backend("torch")
+    if operator in ("merging", "unmerging"):
+        reason = _why_not_merging(operator, tiling, num_weights, hard, gradients)
+    elif operator == "weights" and tiling.num_regions == 1:
+        reason = _WHOLE_GRID
+    else:
+        largest = LARGEST_SELECTED if operator == "selection" else LARGEST_WEIGHED
+        fits = tiling.size <= largest
+        reason = "" if fits else f"regions of {tiling.size} tokens; the kernel takes up to {largest}"
+    return Backend("torch", reason) if reason else Backend("triton")
+
+
+def _why_not_merging(operator: str, tiling: Tiling, num_weights: int, hard: bool, gradients: bool) -> str:
+    if hard and operator == "unmerging":
+        return "a copy by an index, which torch's library does fastest"
+    if not hard and tiling.num_regions == 1:
+        return _WHOLE_GRID
+    if num_weights >= MOST_WEIGHTS:
+        return f"{num_weights} weights; the kernel takes fewer than {MOST_WEIGHTS}"
+    return "gradients were needed, and the kernels have no backward pass" if gradients else ""
 
 
 @cache

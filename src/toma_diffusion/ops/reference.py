@@ -4,13 +4,15 @@ Symbols as in the paper: X tokens, T destinations, S cosine similarity, c covera
 A leading dimension B is a batch of independent items: samples, or samples × regions.
 
 Similarities, softmax and row sums are computed in float32 (float64 for float64 tokens), matrix products with tokens in
-the tokens' own dtype: pass float32 for the truth, half precision to see what plain torch makes of it.
+the tokens' own dtype: pass float32 for the truth, half precision to see what plain torch makes of it. Autocast is off.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from toma_diffusion.ops.precision import without_autocast
 
 LEAST_COSINE = -1.0
 LEAST_NORM = 1e-12
@@ -31,12 +33,14 @@ def mean_cosine(left: Tensor, right: Tensor, parts: int) -> Tensor:
     return cosines if parts == 1 else cosines.reshape(parts, -1, *cosines.shape[1:]).mean(dim=0)
 
 
+@without_autocast
 def cosine_similarity(tokens: Tensor, parts: int = 1, penalty: Tensor | None = None) -> Tensor:
     """S_ij = cos(X_i, X_j): [B, n, d] -> [B, n, n]; the mean of the parts that a batch consists of, minus a penalty."""
     similarity = mean_cosine(tokens, tokens, parts)
     return similarity if penalty is None else similarity - penalty
 
 
+@without_autocast
 def facility_location(similarity: Tensor, num_select: int, least: float = LEAST_COSINE) -> Tensor:
     """Greedy maximisation of f(T) = Σ_j max_{i∈T} S_ij, within 1 − 1/e of the best set of that size.
 
@@ -69,12 +73,14 @@ def facility_location(similarity: Tensor, num_select: int, least: float = LEAST_
     return picks
 
 
+@without_autocast
 def facility_location_value(similarity: Tensor, destinations: Tensor) -> Tensor:
     """f of every prefix of `destinations`: [B, n, m], [B, k] -> [B, k]. The gains are its differences."""
     rows = similarity.gather(1, destinations[:, :, None].expand(-1, -1, similarity.shape[2]))  # [B, k, m]
     return rows.cummax(dim=1).values.sum(dim=-1)
 
 
+@without_autocast
 def merge_weights(
     tokens: Tensor,
     destinations: Tensor,
@@ -103,6 +109,7 @@ def merge_weights(
     return (scale * similarity).softmax(dim=-1).to(tokens.dtype).mT.contiguous()
 
 
+@without_autocast
 def nearest_destinations(
     tokens: Tensor,
     destinations: Tensor,
@@ -138,6 +145,7 @@ def tokens_at_once(batch: int, num_destinations: int) -> int:
     return max(1, 2**23 // (batch * num_destinations))
 
 
+@without_autocast
 def mean_weights(weights: Tensor, out: Tensor | None = None) -> Tensor:
     """M = A / row sums, which makes means of sums. A row that rounding has emptied stays zero.
 
@@ -148,19 +156,24 @@ def mean_weights(weights: Tensor, out: Tensor | None = None) -> Tensor:
     return (weights / sums).to(weights.dtype) if out is None else torch.div(weights, sums, out=out)
 
 
+@without_autocast
 def merge(tokens: Tensor, weights: Tensor) -> Tensor:
     """M X: every destination becomes the weighted mean of what merges into it. [B, n, C], [B, k, n] -> [B, k, C]."""
     return mean_weights(weights).to(tokens.dtype) @ tokens
 
 
-def unmerge(merged: Tensor, weights: Tensor, pseudo_inverse: bool = False) -> Tensor:
-    """Spread the merged tokens back: [B, k, C], [B, k, n] -> [B, n, C].
+@without_autocast
+def unmerge(merged: Tensor, weights: Tensor) -> Tensor:
+    """Aᵀ Y by the un-normalised A, every token takes the mean of its destinations: [B, k, C], [B, k, n] -> [B, n, C]."""
+    return weights.mT.to(merged.dtype) @ merged
 
-    Aᵀ Y with the un-normalised A: every token takes the mean of its destinations. With `pseudo_inverse`,
-    M⁺ Y = Mᵀ (M Mᵀ)⁺ Y, which is the least-squares answer, also where destinations coincide and M Mᵀ is singular.
+
+@without_autocast
+def unmerge_by_pseudo_inverse(merged: Tensor, weights: Tensor) -> Tensor:
+    """M⁺ Y = Mᵀ (M Mᵀ)⁺ Y in float32: [B, k, C], [B, k, n] -> [B, n, C].
+
+    The least-squares answer, also where destinations coincide and M Mᵀ is singular. Where A is 0/1 it equals `unmerge`.
     """
-    if not pseudo_inverse:
-        return weights.mT.to(merged.dtype) @ merged
     matrix = mean_weights(weights.to(torch.promote_types(weights.dtype, torch.float32)))  # M
     inverse_gram: Tensor = torch.linalg.pinv(matrix @ matrix.mT, hermitian=True)
     return (matrix.mT @ (inverse_gram @ merged.to(matrix.dtype))).to(merged.dtype)

@@ -66,7 +66,7 @@ class Tiling(NamedTuple):
         rows, columns = self.frame_rows // self.height, self.layout_width // self.width
         return self.layout_height // (self.frame_rows * self.depth), rows, columns
 
-    def largest_penalty(self, distance_weight: float, frame_weight: float) -> float:
+    def largest_penalty(self, distance_weight: float) -> float:
         """No `penalty` of two tokens of a region is larger."""
         if self.layout_width == self.grid_width:
             space, frames = (self.height**2 + self.width**2) / self.area, min(1, self.num_frames - 1)
@@ -74,7 +74,7 @@ class Tiling(NamedTuple):
             rows = self.width // self.grid_width + 1 if self.num_frames == 1 else self.grid_height
             space = (rows**2 + self.grid_width**2) / self.area
             frames = min(self.width // (self.grid_width * self.grid_height) + 1, self.num_frames - 1)
-        return distance_weight * space + frame_weight * frames**2
+        return distance_weight * space + distance_weight * frames**2
 
     def positions(self, local: Tensor) -> Tensor:
         """Indices inside each region to row-major indices of the grid: [..., R, k] -> [..., R, k]."""
@@ -85,11 +85,11 @@ class Tiling(NamedTuple):
         column = region % columns * self.width + local % self.width
         return (frame * self.frame_rows + row) * self.layout_width + column
 
-    def penalty(self, left: Tensor, right: Tensor, distance_weight: float, frame_weight: float) -> Tensor:
+    def penalty(self, left: Tensor, right: Tensor, distance_weight: float) -> Tensor:
         """What the distance of tokens of a region takes off their similarity.
 
-        The square of their distance in the image, in sides of a region, times the first weight; plus the square of
-        their distance in time, in depths of a region, times the second: [B·R, k], [n] -> float32 [B·R, k, n].
+        The square of their distance, in sides of a region in the image and in depths of a region in time, times the
+        weight: [B·R, k], [n] -> float32 [B·R, k, n].
         """
         source = self._coordinates(left.reshape(-1, self.num_regions, left.shape[-1]))
         target = self._coordinates(right.expand(1, self.num_regions, -1))
@@ -98,8 +98,8 @@ class Tiling(NamedTuple):
             for one, other in zip(source, target, strict=True)
         )
         penalty = distance_weight * ((rows + columns) / self.area)
-        if frame_weight and self.num_frames > 1:
-            penalty = penalty + frame_weight * (frames / self.depth**2)
+        if self.num_frames > 1:
+            penalty = penalty + distance_weight * (frames / self.depth**2)
         return penalty.flatten(0, 1)
 
     def _coordinates(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -48,7 +48,7 @@ def _select_in_registers(
     row_stride,
     part_stride,
     DISTANCE_WEIGHT: tl.constexpr,
-    FRAME_WEIGHT: tl.constexpr,
+    IS_VIDEO: tl.constexpr,
     LEAST: tl.constexpr,
     PARTS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -85,8 +85,8 @@ def _select_in_registers(
         similarity += products / (norm[:, None] * norm_of_column[None, :])
     if PARTS > 1:
         similarity = similarity / PARTS
-    if DISTANCE_WEIGHT + FRAME_WEIGHT > 0:
-        similarity -= penalty(rows, rows, DISTANCE_WEIGHT, FRAME_WEIGHT, HEIGHT * WIDTH, DEPTH, GRID_WIDTH, GRID_HEIGHT)
+    if DISTANCE_WEIGHT > 0:
+        similarity -= penalty(rows, rows, DISTANCE_WEIGHT, IS_VIDEO, HEIGHT * WIDTH, DEPTH, GRID_WIDTH, GRID_HEIGHT)
     similarity = tl.where(valid[None, :], similarity, LEAST)  # what is not a token is covered from the start
 
     coverage = tl.full((BLOCK,), LEAST, tl.float32)
@@ -109,7 +109,7 @@ def _measure(
     row_stride,
     part_stride,
     DISTANCE_WEIGHT: tl.constexpr,
-    FRAME_WEIGHT: tl.constexpr,
+    IS_VIDEO: tl.constexpr,
     PARTS: tl.constexpr,
     SIZE: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -147,9 +147,9 @@ def _measure(
         )
     if PARTS > 1:
         total = total / PARTS
-    if DISTANCE_WEIGHT + FRAME_WEIGHT > 0:
+    if DISTANCE_WEIGHT > 0:
         total -= penalty(
-            left_rows, right_rows, DISTANCE_WEIGHT, FRAME_WEIGHT, HEIGHT * WIDTH, DEPTH, GRID_WIDTH, GRID_HEIGHT
+            left_rows, right_rows, DISTANCE_WEIGHT, IS_VIDEO, HEIGHT * WIDTH, DEPTH, GRID_WIDTH, GRID_HEIGHT
         )
     place = distances + program.to(tl.int64) * SIZE * SIZE + left[:, None] * SIZE + right[None, :]
     tl.store(place, (1.0 - total).to(distances.dtype.element_ty), mask=is_left[:, None] & is_right[None, :])
@@ -239,16 +239,15 @@ def select(
     tiling: Tiling,
     *,
     distance_weight: float = 0.0,
-    frame_weight: float = 0.0,
     parts: int = 1,
 ) -> Tensor:
     """Choose in every region of every picture: `[parts·B, N, d]` -> `int64 [B·R, k]`, indices inside each region.
 
     Samples of a picture stand `B` apart.
     """
-    least = LEAST_COSINE - tiling.largest_penalty(distance_weight, frame_weight)
+    least = LEAST_COSINE - tiling.largest_penalty(distance_weight)
     if tiling.size > LARGEST_IN_REGISTERS:
-        distances = measure(tokens, tiling, distance_weight=distance_weight, frame_weight=frame_weight, parts=parts)
+        distances = measure(tokens, tiling, distance_weight=distance_weight, parts=parts)
         return select_by_distances(distances, num_select, least=least)
     tokens = dense_channels(tokens)
     pictures, channels = tokens.shape[0] // parts, tokens.shape[2]
@@ -264,7 +263,7 @@ def select(
         tokens.stride(1),
         pictures * tokens.stride(0),
         DISTANCE_WEIGHT=distance_weight,
-        FRAME_WEIGHT=frame_weight if tiling.num_frames > 1 else 0.0,
+        IS_VIDEO=tiling.num_frames > 1,
         LEAST=least,
         PARTS=parts,
         SIZE=size,
@@ -290,7 +289,6 @@ def measure(
     tiling: Tiling,
     *,
     distance_weight: float = 0.0,
-    frame_weight: float = 0.0,
     parts: int = 1,
 ) -> Tensor:
     """1 − S of every region of every picture: `[parts·B, N, d]` -> `float32 [B·R, n, n]`."""
@@ -309,7 +307,7 @@ def measure(
         tokens.stride(1),
         pictures * tokens.stride(0),
         DISTANCE_WEIGHT=distance_weight,
-        FRAME_WEIGHT=frame_weight if tiling.num_frames > 1 else 0.0,
+        IS_VIDEO=tiling.num_frames > 1,
         PARTS=parts,
         SIZE=size,
         CHANNELS=channels,

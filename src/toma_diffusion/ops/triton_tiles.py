@@ -37,7 +37,7 @@ def penalty(
     left,
     right,
     DISTANCE_WEIGHT: tl.constexpr,
-    FRAME_WEIGHT: tl.constexpr,
+    IS_VIDEO: tl.constexpr,
     AREA: tl.constexpr,
     DEPTH: tl.constexpr,
     GRID_WIDTH: tl.constexpr,
@@ -48,9 +48,9 @@ def penalty(
     down = (left_row % GRID_HEIGHT).to(tl.float32)[:, None] - (right_row % GRID_HEIGHT).to(tl.float32)[None, :]
     across = (left % GRID_WIDTH).to(tl.float32)[:, None] - (right % GRID_WIDTH).to(tl.float32)[None, :]
     total = DISTANCE_WEIGHT * ((down * down + across * across) / AREA)
-    if FRAME_WEIGHT > 0:
+    if IS_VIDEO:
         later = (left_row // GRID_HEIGHT).to(tl.float32)[:, None] - (right_row // GRID_HEIGHT).to(tl.float32)[None, :]
-        total += FRAME_WEIGHT * (later * later / (DEPTH * DEPTH))
+        total += DISTANCE_WEIGHT * (later * later / (DEPTH * DEPTH))
     return total
 
 

@@ -39,7 +39,7 @@ def _weigh(
     row_stride,
     num_blocks,
     DISTANCE_WEIGHT: tl.constexpr,
-    FRAME_WEIGHT: tl.constexpr,
+    IS_VIDEO: tl.constexpr,
     PARTS: tl.constexpr,
     SCALE: tl.constexpr,
     SIZE: tl.constexpr,
@@ -85,8 +85,8 @@ def _weigh(
         )
     if PARTS > 1:
         similarity = similarity / PARTS
-    if DISTANCE_WEIGHT + FRAME_WEIGHT > 0:
-        similarity -= penalty(to, source, DISTANCE_WEIGHT, FRAME_WEIGHT, HEIGHT * WIDTH, DEPTH, GRID_WIDTH, GRID_HEIGHT)
+    if DISTANCE_WEIGHT > 0:
+        similarity -= penalty(to, source, DISTANCE_WEIGHT, IS_VIDEO, HEIGHT * WIDTH, DEPTH, GRID_WIDTH, GRID_HEIGHT)
 
     if HARD:
         similarity = tl.where(is_slot[:, None], similarity, -float("inf"))
@@ -133,7 +133,6 @@ def weigh(
     tiling: Tiling,
     *,
     distance_weight: float = 0.0,
-    frame_weight: float = 0.0,
     parts: int = 1,
     scale: float = 0.0,
     weights: Tensor | None = None,
@@ -162,7 +161,7 @@ def weigh(
         tokens.stride(1),
         num_blocks,
         DISTANCE_WEIGHT=distance_weight,
-        FRAME_WEIGHT=frame_weight if tiling.num_frames > 1 else 0.0,
+        IS_VIDEO=tiling.num_frames > 1,
         PARTS=parts,
         SCALE=scale,
         SIZE=size,
