@@ -4,12 +4,12 @@ VENV := .venv
 CHROMIUM ?= chromium
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	--editable ./demo-model --editable
+	--editable ./demo-model --editable ./lab --editable
 
 .PHONY: demo test test-fast test-browser test-comfyui test-compat check format test-gpu bench docs dist clean
 
 # OMP_WAIT_POLICY: waiting threads sleep. If another process keeps one of two cores busy, spinning ones are ten times slower.
-demo: $(VENV)/installed-demo ## make images with the demo model, without merging and with it, and compare them
+demo: $(VENV)/installed-lab ## make images with the demo model, as it is and faster, and compare them
 	OMP_WAIT_POLICY=passive $(BIN)/toma demo --fresh --output demo
 
 # worksteal: tests of one file stay together, so that what they share is made in one process only.
@@ -24,17 +24,17 @@ check: $(VENV)/installed-dev ## lint, format, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest --quiet tests/test_imports.py tests/test_layout.py
+	$(BIN)/python -m pytest --quiet tests/test_imports.py tests/test_packaging.py
 
 format: $(VENV)/installed-dev ## put the code into the form that check asks for
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 test-compat: .venv-compat/installed ## the tests of the seam, with the oldest diffusers that pyproject.toml allows
-	.venv-compat/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not gpu" tests/adapters tests/hooks tests/skip
+	.venv-compat/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not gpu" tests/engine tests/families tests/skip
 
 test-browser: $(VENV)/installed-dev ## the playground in a real browser; CHROMIUM=google-chrome for another one
-	TOMA_BROWSER=$(CHROMIUM) $(BIN)/python -m pytest tests/playground
+	TOMA_BROWSER=$(CHROMIUM) $(BIN)/python -m pytest lab/tests/playground
 
 test-comfyui: .venv-comfyui/installed ## the ComfyUI nodes, with the ComfyUI in the folder COMFYUI=path
 	@test -d "$(COMFYUI)/comfy" || { echo "usage: make test-comfyui COMFYUI=path (a checkout of ComfyUI)"; exit 1; }
@@ -51,29 +51,29 @@ bench: $(VENV)/installed-dev ## time the operators and denoisers on this machine
 docs: $(VENV)/installed-dev ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-dist: $(VENV)/installed-release ## wheels and source archives of both distributions, checked
+dist: $(VENV)/installed-release ## wheels and source archives of the distributions, checked
 	rm -rf dist
-	for project in . demo-model; do $(BIN)/python -m build --outdir dist $$project || exit 1; done
+	for project in . lab demo-model; do $(BIN)/python -m build --outdir dist $$project || exit 1; done
 	$(BIN)/twine check --strict dist/*
 
 clean:
 	rm -rf $(VENV) .venv-compat .venv-comfyui demo dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(VENV)/installed-%: pyproject.toml demo-model/pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/installed-%: pyproject.toml lab/pyproject.toml demo-model/pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) ".[$*]"
 	@touch $@
 
 .venv-compat/installed: pyproject.toml constraints-compat.txt
 	$(PYTHON) -m venv .venv-compat
 	.venv-compat/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-compat.txt \
-		--editable . accelerate hypothesis peft pytest pytest-xdist transformers
+		--editable . --editable ./lab hypothesis peft pytest pytest-xdist
 	@touch $@
 
 # What the parts of ComfyUI need that these tests import. Without torchvision and torchaudio stand-ins are used.
 .venv-comfyui/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-comfyui
 	.venv-comfyui/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable . av einops hypothesis psutil pydantic-settings pytest pyyaml scipy torchsde transformers
+		--editable . av einops hypothesis psutil pydantic-settings pytest pyyaml scipy torchsde
 	@touch $@
 
 $(VENV)/bin/python:

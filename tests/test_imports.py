@@ -1,10 +1,10 @@
-"""What importing the package may and may not set off."""
+"""Importing the library is quick: it loads torch, and nothing else that is large."""
 
 import json
 import subprocess
 import sys
 
-FORBIDDEN = ("triton", "diffusers", "transformers", "matplotlib", "numpy.random", "PIL", "typer", "rich")
+HEAVY = ("triton", "diffusers", "transformers", "accelerate", "numpy.random", "PIL", "rich", "typer", "toma_lab")
 
 # A finder at the front of the path notes every attempt, so that the test also fails where a package is not installed.
 PROBE = """
@@ -18,34 +18,14 @@ class Note:
 
 import torch  # what torch itself imports is not ours
 sys.meta_path.insert(0, Note())
-{statement}
-print(json.dumps({{"attempts": sorted(attempts), "cuda": torch.cuda.is_initialized()}}))
+import toma_diffusion
+print(json.dumps({"attempts": sorted(attempts), "cuda": torch.cuda.is_initialized()}))
 """
 
 
-def probe(statement: str) -> dict:
-    code = PROBE.format(statement=statement)
-    return json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
-
-
-def forbidden_in(attempts: list[str]) -> list[str]:
-    return [name for name in attempts if name.startswith(FORBIDDEN)]
-
-
 def test_import_is_light():
-    seen = probe("import toma_diffusion")
-    assert "toma_diffusion.ops.reference" in seen["attempts"]
-    assert forbidden_in(seen["attempts"]) == []
+    run = subprocess.run([sys.executable, "-c", PROBE], check=True, capture_output=True, text=True)
+    seen = json.loads(run.stdout)
+    assert "toma_diffusion.errors" in seen["attempts"]
+    assert [name for name in seen["attempts"] if name.startswith(HEAVY)] == []
     assert not seen["cuda"]
-
-
-def test_probe_sees_attempts_that_fail():
-    """The test above can fail: an attempt is noted even if the package is missing."""
-    seen = probe("import contextlib\nwith contextlib.suppress(ImportError): import triton.language_that_is_not_there")
-    assert forbidden_in(seen["attempts"])
-
-
-def test_public_names_are_there():
-    import toma_diffusion
-
-    assert all(hasattr(toma_diffusion, name) for name in toma_diffusion.__all__)
