@@ -14,6 +14,7 @@ from torch import nn
 from toma_diffusion import presets
 from toma_diffusion.engine import upstream
 from toma_diffusion.engine.clock import DENOISERS, StepCounter
+from toma_diffusion.engine.hooks import Placement
 from toma_diffusion.engine.install import RootHook, find_root, install
 from toma_diffusion.engine.session import Session
 from toma_diffusion.errors import UsageError
@@ -188,7 +189,8 @@ def _build(model: nn.Module, family: Adapter | None, chosen: Chosen, session: Se
         raise UsageError(
             "skipped steps cannot be combined with a block cache, which skips parts of them too: use one of them."
         )
-    state, placements = None, []
+    state: MergeState | None = None
+    placements: list[Placement] = []
     if (merging := chosen.merging) is not None:
         obstacle = _merging_obstacle(model, family)
         if obstacle is None:
@@ -213,15 +215,13 @@ def _build(model: nn.Module, family: Adapter | None, chosen: Chosen, session: Se
 
 def _place(
     model: nn.Module, family: Adapter, merging: Merging, chosen: Chosen, session: Session
-) -> tuple[MergeState, list[Any]]:
+) -> tuple[MergeState, list[Placement]]:
     """The hooks that merge, and their state."""
     blocks = family.blocks(model)
     config, default = _settle(merging, family.defaults(model).get("skip_blocks"))
     reasons = _reasons_to_leave_alone(model, blocks, config, default)
     method = method_of(config)
-    state = MergeState(
-        config, session, family.read_call, chosen.merges_in, description=tuple(method.describe(config))
-    )
+    state = MergeState(config, session, family.read_call, chosen.merges_in, description=tuple(method.describe(config)))
     placements, state.records = method.place(config, blocks, reasons, state)
     if all(record.left_alone is not None for record in state.records):
         found = "; ".join(sorted({record.left_alone for record in state.records if record.left_alone}))
@@ -257,9 +257,7 @@ def _merging_obstacle(model: nn.Module, family: Adapter | None) -> str | None:
     return None
 
 
-def _reasons_to_leave_alone(
-    model: nn.Module, blocks: list[Block], config: Merging, is_default: bool
-) -> dict[int, str]:
+def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: Merging, is_default: bool) -> dict[int, str]:
     """By the blocks' indices."""
     count, skipped = len(blocks), config.skip_blocks or ()
     beyond = [index for index in skipped if not -count <= index < count]

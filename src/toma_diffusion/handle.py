@@ -277,7 +277,7 @@ class Handle:
         first, *others = (summary_of(root) for root in self._roots().values())
         return replace(first, others=tuple(others))
 
-    def __enter__(self) -> ToMAHandle:
+    def __enter__(self) -> Handle:
         return self
 
     def __exit__(
@@ -297,7 +297,8 @@ class Handle:
         skippers = [each for each in found if isinstance(each, Skipper)]
         if not skippers:
             raise UsageError(
-                "no steps are skipped, so there is nothing to learn: call speed_up with a preset that does, or with skip=Skip(…)."
+                "no steps are skipped, so there is nothing to learn: call speed_up with a preset that skips, or with "
+                "skip=Skip(…)."
             )
         return skippers
 
@@ -352,7 +353,7 @@ class Handle:
 
     @property
     def _steps(self) -> StepCounter:
-        return next(iter(self._roots().values())).state.steps
+        return next(iter(self._roots().values())).session.steps
 
     def _roots(self) -> dict[nn.Module, RootHook]:
         """Of the denoisers from which it was not removed."""

@@ -12,10 +12,12 @@ from torch import nn
 
 from toma_diffusion.errors import UsageError
 from toma_diffusion.files import replacing
-from toma_diffusion.merge.base import Config
-from toma_diffusion.others import config_class
+from toma_diffusion.merge.base import Merging
+from toma_diffusion.others import method_of, settings_class
+from toma_diffusion.presets import Chosen, named
+from toma_diffusion.skip.config import Skip
 
-FORMAT = 2
+FORMAT = 3
 SUFFIX = ".json"
 FEWER_STEPS = "steps"
 """The shortcut that takes fewer steps. The others are caches, other solvers, or lists of timesteps."""
@@ -42,10 +44,10 @@ class Tuned:
     """Of the denoiser."""
     num_steps: int
     """Of the generations for which it was found, with nothing saved."""
-    method: str
-    """Name of the preset or method, or of the first shortcut; `none` for the model as it is."""
-    config: Config | None = None
-    """What `apply_toma` applies."""
+    preset: str | None = None
+    """What `speed_up` gets, like `merge` and `skip`."""
+    merge: Merging | None = None
+    skip: Skip | None = None
     shortcuts: tuple[Mapping[str, Any], ...] = ()
     """Fewer steps, caches and the like, by name and settings."""
     measured: Mapping[str, Any] = field(default_factory=dict)
@@ -77,12 +79,13 @@ class Tuned:
                 "install the version that wrote it."
             )
         try:
-            config, method = values["config"], values["method"]
+            merge, skip = values["merge"], values["skip"]
             return cls(
                 values["model_class"],
                 values["num_steps"],
-                method,
-                None if config is None else config_class(method).from_dict(config),
+                values["preset"],
+                None if merge is None else settings_class(merge["method"]).from_dict(merge["settings"]),
+                None if skip is None else Skip.from_dict(skip),
                 tuple(values["shortcuts"]),
                 values["measured"],
                 ClipSize(**values["clip"]) if "clip" in values else None,
@@ -96,8 +99,11 @@ class Tuned:
             "format": FORMAT,
             "model_class": self.model_class,
             "num_steps": self.num_steps,
-            "method": self.method,
-            "config": None if self.config is None else self.config.to_dict(),
+            "preset": self.preset,
+            "merge": None
+            if self.merge is None
+            else {"method": method_of(self.merge).name, "settings": self.merge.to_dict()},
+            "skip": None if self.skip is None else self.skip.to_dict(),
             "shortcuts": [dict(each) for each in self.shortcuts],
             "measured": dict(self.measured),
         } | ({} if self.clip is None else {"clip": asdict(self.clip)})
@@ -129,23 +135,28 @@ class Tuned:
                 f"or run `toma tune --steps {steps}`."
             )
 
-    def applicable(self) -> Config:
-        """What `apply_toma` can apply. Raises `UsageError`, which says what to do instead, if that is not all of it."""
+    @property
+    def does_nothing(self) -> bool:
+        """Whether the model is left as it is, but for shortcuts."""
+        return self.preset is None and self.merge is None and self.skip is None
+
+    def chosen(self) -> Chosen:
+        """What `speed_up` applies. Raises `UsageError`, which says what to do instead, if that is not all of it."""
         others = [each for each in self.shortcuts if each["name"] != FEWER_STEPS]
         if others:
             settings = ", ".join(f"{name}={value!r}" for name, value in others[0]["settings"].items())
             raise UsageError(
-                f"the setting has {others[0]['name']} ({settings}), which apply_toma cannot switch on: use "
+                f"the setting has {others[0]['name']} ({settings}), which speed_up cannot switch on: use "
                 "`toma generate --config`, or diffusers' own call (docs/tune.md)."
             )
-        if self.config is None and self.shortcuts:
+        if self.does_nothing and self.shortcuts:
             raise UsageError(
-                f"the setting is fewer steps, which apply_toma cannot set: call the pipeline with "
+                f"the setting is fewer steps, which speed_up cannot set: call the pipeline with "
                 f"num_inference_steps={self.steps_left}, or use `toma generate --config`."
             )
-        if self.config is None:
+        if self.does_nothing:
             raise UsageError(
                 "the file says that nothing was found within the limit: use the pipeline as it is, or run `toma tune` "
                 "with a larger limit."
             )
-        return self.config
+        return Chosen(None if self.preset is None else named(self.preset), self.merge, self.skip)

@@ -23,11 +23,11 @@ from toma_diffusion.comfyui.place import Place, PlaceReader, missing
 from toma_diffusion.comfyui.report import MERGED, SKIPPED, WHOLE, Report, StepTimes
 from toma_diffusion.comfyui.solver import SEVERAL, read_levels, sampler_name
 from toma_diffusion.engine.arguments import Arguments, Given, Keywords
+from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.engine.install import find_root
 from toma_diffusion.errors import UsageError
 from toma_diffusion.handle import ToMAHandle
 from toma_diffusion.merge.config import ToMAConfig
-from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.skip.denoiser import Skipper
 
 logger = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import nn
 
 from toma_diffusion.engine.arguments import Arguments, Given, Keywords
+from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.errors import UsageError
 from toma_diffusion.families.aura_flow import AuraFlowAdapter
 from toma_diffusion.families.base import (
@@ -44,7 +45,6 @@ from toma_diffusion.families.unet import UNetAdapter
 from toma_diffusion.families.wan import WanAdapter
 from toma_diffusion.families.z_image import ZImageAdapter
 from toma_diffusion.merge import Grid
-from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.merge.sites import GatherRows, KeyBias, MergeInput, MergeOutput, PerToken, Site, UnmergeOutput
 from toma_diffusion.merge.state import Call
 

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from toma_diffusion.engine import upstream
 from toma_diffusion.engine.arguments import Given
-from toma_diffusion.engine.summary import BlockRecord
-from toma_diffusion.errors import UsageError
 from toma_diffusion.engine.hooks import Hook
+from toma_diffusion.errors import UsageError
 from toma_diffusion.merge.sites import KeyBias, MergeInput, PerToken, Site, UnmergeOutput, never
-from toma_diffusion.merge.state import Call
+from toma_diffusion.merge.state import BlockRecord, Call
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from toma_diffusion.engine.arguments import Given
+from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.families.base import (
     Adapter,
     AfterModulatingNorm,
@@ -18,7 +19,6 @@ from toma_diffusion.families.base import (
     around,
 )
 from toma_diffusion.families.ids import IdReader
-from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.merge.sites import GatherRows, MergeOutput, PerToken, Site, UnmergeOutput
 from toma_diffusion.merge.state import Call
 

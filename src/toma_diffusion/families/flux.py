@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from toma_diffusion.engine.arguments import Given
+from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.families.base import Adapter, AfterModulatingNorm, Block, SiteSpec, Stack, adds_residuals, around
 from toma_diffusion.families.ids import IdReader
-from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.merge.sites import GatherRows, KeyBias, MergeOutput, PerToken, Site, UnmergeOutput
 from toma_diffusion.merge.state import Call
 

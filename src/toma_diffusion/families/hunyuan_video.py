@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from toma_diffusion.engine.arguments import Given
+from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.families.base import Adapter, Before, Block, SiteSpec, Stack, around
 from toma_diffusion.families.frames import grid_of_patches, without_first_frame
-from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.merge.sites import GatherRows, MergeOutput, PerToken, Site, UnmergeOutput
 from toma_diffusion.merge.state import Call
 

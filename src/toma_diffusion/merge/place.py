@@ -13,6 +13,7 @@ from toma_diffusion.merge.sites import EnterBlock, LeaveBlock, Run
 from toma_diffusion.merge.state import BlockRecord, MergeState, Slot
 from toma_diffusion.others.base import Method, Placed
 
+
 class ToMA(Method[Merge]):
     """Blocks of one kind share a plan. Tokens are merged around modules, around blocks, or around runs of blocks."""
 

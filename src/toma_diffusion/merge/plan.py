@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from toma_diffusion.merge.assignment import Assignment, HardAssignment, SoftAssignment
-from toma_diffusion.merge.config import ToMAConfig
+from toma_diffusion.merge.config import Merge
 from toma_diffusion.merge.regions import Grid, Regions, divides_frames
 from toma_diffusion.merge.schedule import Action
 from toma_diffusion.ops import regional
@@ -118,9 +118,10 @@ class MergePlan(Plan):
 
     ```python
     >>> import torch
-    >>> from toma_diffusion import Action, Grid, MergePlan, ToMAConfig
+    >>> from toma_diffusion import Merge
+    >>> from toma_diffusion.merge import Action, Grid, MergePlan
     >>> tokens = torch.randn(2, 64 * 64, 320)
-    >>> plan = MergePlan(Grid(64, 64), ToMAConfig(ratio=0.5), batch_size=2)
+    >>> plan = MergePlan(Grid(64, 64), Merge(ratio=0.5), batch_size=2)
     >>> plan.update(tokens, Action.SELECT)
     >>> plan.merge(tokens).shape
     torch.Size([2, 2048, 320])
@@ -144,7 +145,7 @@ class MergePlan(Plan):
     def __init__(
         self,
         grid: Grid,
-        config: ToMAConfig,
+        config: Merge,
         *,
         batch_size: int,
         dtype: torch.dtype = torch.float32,
@@ -163,7 +164,7 @@ class MergePlan(Plan):
         self.device = torch.device(device)
         self.nearness = Nearness(config.distance_weight, parts)
         region = _divide(grid, config)
-        self.regions = region if config.num_regions is not None else region.subdivide(config.selection_tokens)
+        self.regions = region if config.num_regions is not None else region.subdivide(config.selection_size)
         """In which destinations are selected."""
         self.assign_regions = region if config.assign == "local" else Regions.divide(grid, "global")
         """In which tokens are assigned to them. The others divide these."""
@@ -247,14 +248,14 @@ class MergePlan(Plan):
             return Multiplications(whole, whole, 0.0, 0.0, 0.0)
         matrix = width * tokens * destinations / self.assign_regions.count
         selection = tokens**2 * width / self.regions.count / config.select_every
-        weights = (matrix + tokens * width) / min(config.reweigh_every, config.select_every)
+        weights = (matrix + tokens * width) / min(config.reweighed_every, config.select_every)
         return Multiplications(whole, reduced, 2 * matrix, selection, weights)
 
     def describe(self) -> str:
         """The regions in which destinations are selected, or why none are."""
         if self.grid.num_tokens < self.config.min_tokens:
             return f"left whole: fewer than min_tokens={self.config.min_tokens}"
-        if self.is_identity and self.config.ratio:
+        if self.is_identity:
             return f"left whole: {self.regions.describe()}, too small to remove {self.config.ratio:.0%} of it"
         if self.regions == self.assign_regions or self.config.assign == "global":
             return self.regions.describe()
@@ -353,13 +354,13 @@ class MergePlan(Plan):
         return f"the {self.grid.num_tokens} tokens of a {self.grid.describe()} grid"
 
 
-def why_first_frame_whole(grid: Grid, config: ToMAConfig) -> str | None:
+def why_first_frame_whole(grid: Grid, config: Merge) -> str | None:
     """Why the first frame of a grid is better left whole: the others can be divided over frames then. None if not.
 
     For videos whose first frame differs from the others anyway. A number of frames that can be divided stays as it is.
     """
-    frames, asked = grid.frames, config.region_frames
-    if not config.ratio or config.region != "tile" or frames == 1 or divides_frames(frames, asked):
+    frames, asked = grid.frames, config.frames_of_region
+    if config.region != "tile" or frames == 1 or divides_frames(frames, asked):
         return None
     others = grid.without_first_frame
     if others.num_tokens < config.min_tokens or _divide(others, config).depth == 1:
@@ -367,10 +368,10 @@ def why_first_frame_whole(grid: Grid, config: ToMAConfig) -> str | None:
     return f"{frames} frames cannot be divided into regions of about {asked} frames, the other {frames - 1} can"
 
 
-def _divide(grid: Grid, config: ToMAConfig) -> Regions:
+def _divide(grid: Grid, config: Merge) -> Regions:
     """The regions in which tokens merge."""
     return Regions.divide(
-        grid, config.region, tokens=config.region_tokens, count=config.num_regions, frames=config.region_frames
+        grid, config.region, tokens=config.region_size, count=config.num_regions, frames=config.frames_of_region
     )
 
 

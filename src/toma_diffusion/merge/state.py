@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -130,8 +131,8 @@ class Slot:
 
 @dataclass
 class MergeState:
-    """The merging of one denoiser, set before every call. Compiled code changes only `awaits_tokens` of a slot, and what
-    runs hold while their blocks run.
+    """The merging of one denoiser, set before every call. Compiled code changes only `awaits_tokens` of a slot, and
+    what runs hold while their blocks run.
 
     Sites that do not come first read `active`, not `action`, so that they need one compiled graph instead of three.
     """
@@ -172,8 +173,9 @@ class MergeState:
         """Plans that were used while a CUDA graph was captured around the denoiser. They are never freed."""
         self._updated: set[PlanKey] = set()
         """Plans that were updated in this step."""
-        self.is_used = True
-        """Whether the last generation was one in which tokens are merged."""
+        self._has_warned = False
+        self.is_used: bool | None = None
+        """Whether the last generation was one in which tokens are merged; None before the first."""
 
     @property
     def current(self) -> dict[str, Plan]:
@@ -254,6 +256,7 @@ class MergeState:
                 slot.key, slot.plan = self._plan(slot, call, grids[slot.kind], ordinal, parts)
                 slot.awaits_tokens = True
                 slot.plan.begin_call()
+            self._warn_if_nothing_is_removed()
             if ordinal < tick.ordinal and all(slot.key in self._updated for slot in self.slots):
                 self.action = Action.REUSE  # another pass of guidance has updated these plans in this step
 
@@ -279,6 +282,12 @@ class MergeState:
         if not self.merges_in(tick.num_steps):
             return None
         return self.schedule.action(tick.step, tick.num_steps, self.session.computed)
+
+    def _warn_if_nothing_is_removed(self) -> None:
+        if self.merges_nothing and not self._has_warned:
+            self._has_warned = True
+            why = "; ".join(dict.fromkeys(plan.describe() for plan in self.current.values()))
+            warnings.warn(f"no token is removed ({why}): use a smaller min_tokens or larger regions.", stacklevel=2)
 
     def _note_updates(self, tick: Tick) -> None:
         """Note which plans the last call updated, if this call belongs to the same step."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 NOTHING_MERGED = "nothing was merged: grids are smaller than min_tokens, or regions too small to remove a token from"
 BACKEND_NAMES = {"torch": "plain torch", "triton": "Triton kernels", "torch+triton": "Triton kernels and plain torch"}
+USUAL_STEPS = 20
 SHARES = {0.25: "a quarter", 0.5: "half", 0.75: "three quarters"}
 
 
@@ -39,7 +40,7 @@ class MergeSummary:
     num_blocks: int
     """Of the model."""
     is_used: bool
-    """Whether tokens were merged in the last generation, or if there was none, in one of many steps."""
+    """Whether tokens are merged in generations like the last one, or like the usual one if there was none."""
     kinds: tuple[KindSummary, ...]
     left_alone: tuple[tuple[str, str], ...]
     """Blocks that are not merged, and why."""
@@ -65,9 +66,11 @@ class MergeSummary:
         """In plain words, and in one line."""
         share = SHARES.get(self.config.ratio, f"{self.config.ratio:.0%}")
         blocks = f"{sum(kind.blocks for kind in self.kinds)} of {self.num_blocks} blocks"
+        if any(kind.tokens_before is None for kind in self.kinds):
+            return f"{share} of the tokens are merged in {blocks}"
         merged = [kind for kind in self.kinds if kind.tokens_before != kind.tokens_after]
         if not merged:
-            return f"{share} of the tokens are merged in {blocks}"
+            return "no tokens are merged: there is nothing to merge on these grids"
         tokens = " and ".join(dict.fromkeys(str(kind.tokens_before) for kind in merged))
         return f"{share} of {tokens} tokens merged in {blocks}"
 
@@ -132,7 +135,7 @@ def summarize(state: MergeState) -> MergeSummary:
     return MergeSummary(
         config=state.config,
         num_blocks=len(records),
-        is_used=state.is_used,
+        is_used=state.merges_in(USUAL_STEPS) if state.is_used is None else state.is_used,
         kinds=tuple(kinds),
         left_alone=tuple((record.name, record.left_alone) for record in records if record.left_alone is not None),
         notes=tuple(sorted(_empty_plans(state))),

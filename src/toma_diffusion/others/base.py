@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
 from toma_diffusion.engine.hooks import Placement
-from toma_diffusion.engine.summary import BlockRecord
 from toma_diffusion.families import Block, Hook, Site, SiteSpec
 from toma_diffusion.merge import Plan
-from toma_diffusion.merge.base import Config
+from toma_diffusion.merge.base import Merging
 from toma_diffusion.merge.sites import UpdatePlan
-from toma_diffusion.merge.state import MergeState, Slot
+from toma_diffusion.merge.state import BlockRecord, MergeState, Slot
 
-ConfigT = TypeVar("ConfigT", bound=Config)
+ConfigT = TypeVar("ConfigT", bound=Merging)
 Placed = tuple[list[Placement], list[BlockRecord]]
 """All hooks of a method, and what is done in every block."""
 
@@ -66,8 +65,10 @@ class PerBlockMethod(Method[ConfigT]):
         records = []
         reasons = self.left_alone(config, blocks) | reasons
         for index, (block, make) in enumerate(zip(blocks, self.plans(config, blocks), strict=True)):
-            specs = block.chosen_sites(config.sites) if index not in reasons else []
-            reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(config.sites)}")
+            specs = block.chosen_sites(config.merged_sites) if index not in reasons else []
+            reason = reasons.get(index) or (
+                None if specs else f"has none of the sites {', '.join(config.merged_sites)}"
+            )
             if reason is None:
                 slot = Slot(block.name, block.kind, make)
                 state.slots.append(slot)

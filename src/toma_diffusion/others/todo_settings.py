@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from toma_diffusion.checks import check_integer, check_sequence
 from toma_diffusion.errors import UsageError
-from toma_diffusion.merge.base import Config
+from toma_diffusion.merge.base import Merging
 
 LARGEST_FACTOR = 8
 TOLERANCE = 1e-3
@@ -15,7 +15,7 @@ TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToDoConfig(Config):
+class ToDoConfig(Merging):
     """Settings of ToDo. Immutable; a wrong value raises `UsageError` at once.
 
     In self-attention, queries are computed from all tokens, keys and values only from every n-th row and column of the

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from toma_diffusion.checks import check_integer, check_sequence
 from toma_diffusion.errors import UsageError
-from toma_diffusion.merge.base import Config
+from toma_diffusion.merge.base import Merging
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToMeSDConfig(Config):
+class ToMeSDConfig(Merging):
     """Settings of ToMeSD. Immutable; a wrong value raises `UsageError` at once.
 
     In every block, one token of each small cell is a destination. The most similar other tokens are averaged into their
@@ -57,7 +57,7 @@ class ToMeSDConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set("sites", self._valid_sites())
+        self._set("sites", self._valid_sites(self.sites))
         cell = check_sequence("cell", self.cell, "height and width")
         if len(cell) != 2:
             raise UsageError(f"cell={self.cell!r} is not allowed: it must be height and width.")
@@ -75,3 +75,7 @@ class ToMeSDConfig(Config):
                 f"ratio={self.ratio:g} is not allowed: cells of {height}×{width} tokens leave one in each, so it can "
                 f"be {most:.4g} at most."
             )
+
+    @property
+    def merged_sites(self) -> tuple[str, ...]:
+        return self.sites

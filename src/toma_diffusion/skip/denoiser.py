@@ -19,9 +19,10 @@ from torch import nn
 from toma_diffusion.engine.arguments import Given, parameter_names
 from toma_diffusion.engine.clock import Identity, Tick, running_pipeline
 from toma_diffusion.engine.compile import skip_frames
-from toma_diffusion.errors import UsageError
 from toma_diffusion.engine.hooks import Hook, remove_hooks
+from toma_diffusion.engine.install import refuse_export
 from toma_diffusion.engine.session import Session
+from toma_diffusion.errors import UsageError
 from toma_diffusion.skip import controlnet, front, prior
 from toma_diffusion.skip.config import BySteps, Skip
 from toma_diffusion.skip.front import Front
@@ -108,7 +109,9 @@ class Skipper(Front):
         self.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("model", "by_steps", "session")}  # a copy begins a new generation
+        return {
+            name: getattr(self, name) for name in ("model", "by_steps", "session")
+        }  # a copy begins a new generation
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -162,6 +165,7 @@ class Skipper(Front):
 
     def answer(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the call returns: computed or predicted. `run` runs the denoiser."""
+        refuse_export(self.model)
         if self.before is not None:
             self.before(args, kwargs)
         call, predicted = self.begin(args, kwargs)
@@ -424,9 +428,7 @@ USUAL_STEPS = 20
 """What presets are described for before a generation has told its number of steps."""
 
 
-def describe(
-    by_steps: BySteps, generation: Generation, counts: tuple[int, int], num_bytes: int
-) -> tuple[str, ...]:
+def describe(by_steps: BySteps, generation: Generation, counts: tuple[int, int], num_bytes: int) -> tuple[str, ...]:
     """What is skipped, in lines: as planned, or as it was in the last generation."""
     computed, predicted = counts
     skip = generation.skip
