@@ -4,6 +4,7 @@ python examples/compare_methods.py "a photo of an astronaut riding a horse" --ra
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image, ImageDraw
 
-from toma_diffusion import apply_toma
+from toma_diffusion import speed_up
+from toma_diffusion.merge.variants import VARIANTS
+from toma_diffusion.others import METHODS
 
-METHODS = ("toma-late", "toma-stage", "tomesd", "tofu")
-"""Two presets of ToMA, and two other methods."""
+COMPARED = ("toma-late", "toma-stage", "tomesd", "tofu")
+"""Two variants of ToMA, and two other methods."""
 
 
 def main() -> None:
@@ -39,8 +42,9 @@ def main() -> None:
 
     generate(2)  # warm-up
     results = {"no merging": generate(args.steps)}
-    for method in METHODS:
-        with apply_toma(pipe, method, ratio=args.ratio) as handle:  # removed at the end of the block
+    for method in COMPARED:
+        merge = METHODS[method]() if method in METHODS else VARIANTS[method]
+        with speed_up(pipe, merge=replace(merge, ratio=args.ratio)) as handle:  # removed at the end of the block
             generate(2)
             results[method] = generate(args.steps)
             print(f"{method}\n{handle.summary()}\n")

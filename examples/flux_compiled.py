@@ -29,7 +29,7 @@ def main() -> None:
     device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
     pipe: Any = FluxPipeline.from_pretrained(args.model, torch_dtype=dtype).to(device)
 
-    handle = apply_toma(pipe, "toma-stage", ratio=0.5)
+    handle = apply_toma(pipe, ratio=0.5)
     # Returns the mode that is used. Where CUDA graphs are not possible, "graphs" warns and becomes "blocks".
     print("compiled:", handle.compile(args.mode))
 

@@ -1,4 +1,4 @@
-"""Merge tokens in a denoising loop of your own: a UNet and a scheduler, without a pipeline.
+"""Skip steps in a denoising loop of your own: a UNet and a scheduler, without a pipeline.
 
 python examples/own_loop.py "a photo of an astronaut riding a horse"
 """
@@ -12,7 +12,7 @@ from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
 from diffusers.image_processor import VaeImageProcessor
 from transformers import CLIPTextModel, CLIPTokenizer
 
-from toma_diffusion import apply_toma
+from toma_diffusion import speed_up
 
 
 @torch.no_grad()
@@ -38,13 +38,13 @@ def main() -> None:
     size = unet.config.sample_size
     latents = torch.randn(1, 4, size, size, generator=torch.Generator().manual_seed(0)).to(device)
 
-    handle = apply_toma(unet, ratio=0.5, window=(0.2, 1.0))  # do not merge in the first fifth of the steps
+    handle = speed_up(unet, "fast")
     scheduler.set_timesteps(args.steps, device=device)
-    handle.begin(len(scheduler.timesteps))  # the window needs the number of steps
+    handle.begin(len(scheduler.timesteps), scheduler)  # how many steps there are, and their noise levels
     for step, timestep in enumerate(scheduler.timesteps):
         handle.step(step)  # the calls that follow belong to this step
         sample = scheduler.scale_model_input(latents, timestep)
-        without_text = unet(sample, timestep, unconditional).sample  # two calls in one step: each keeps its own plan
+        without_text = unet(sample, timestep, unconditional).sample  # two calls in one step
         with_text = unet(sample, timestep, conditional).sample
         noise = without_text + args.guidance * (with_text - without_text)
         latents = scheduler.step(noise, timestep, latents).prev_sample

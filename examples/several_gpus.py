@@ -11,7 +11,7 @@ import torch
 from accelerate import PartialState
 from diffusers import DiffusionPipeline
 
-from toma_diffusion import apply_toma
+from toma_diffusion import speed_up
 
 PROMPTS = ("a red apple", "a blue shoe", "a green tree", "a castle on a hill")
 
@@ -30,7 +30,7 @@ def main() -> None:
     dtype = torch.float16 if state.device.type == "cuda" else torch.float32
     pipe: Any = DiffusionPipeline.from_pretrained(args.model, torch_dtype=dtype).to(state.device)
     pipe.set_progress_bar_config(disable=not state.is_main_process)
-    handle = apply_toma(pipe, ratio=0.5)
+    handle = speed_up(pipe)
 
     args.output.mkdir(parents=True, exist_ok=True)
     with state.split_between_processes(list(enumerate(prompts))) as share:

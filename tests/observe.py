@@ -116,7 +116,7 @@ def bookkeeping(model: nn.Module) -> list[dict]:
 
 
 def state_of(model: nn.Module) -> MergeState:
-    return find_root(model).state
+    return find_root(model).inside
 
 
 def inputs_of(module: nn.Module, call) -> list[tuple[tuple, dict]]:

@@ -30,7 +30,7 @@ def run(script: str, family: str, output: Path, *options: str, launcher: tuple[s
     """What the script prints."""
     command = [sys.executable, *launcher, str(EXAMPLES / script), "--model", str(checkpoint(family))]
     result = subprocess.run(
-        [*command, "--steps", "2", "--output", str(output), *options],
+        [*command, "--steps", "5", "--output", str(output), *options],
         env=os.environ | ON_A_CPU,
         cwd=output.parent,
         capture_output=True,
@@ -45,7 +45,7 @@ def run_here(monkeypatch, capsys):
     """The same in this process, which has imported torch and diffusers already: that takes longer than the scripts."""
 
     def run(script: str, family: str, output: Path, *options: str) -> str:
-        arguments = ["--model", str(checkpoint(family)), "--steps", "2", "--output", str(output), *options]
+        arguments = ["--model", str(checkpoint(family)), "--steps", "5", "--output", str(output), *options]
         monkeypatch.setattr(sys, "argv", [script, *arguments])
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setenv("TORCHDYNAMO_DISABLE", ON_A_CPU["TORCHDYNAMO_DISABLE"])
@@ -64,8 +64,7 @@ def size_of(path: Path) -> tuple[int, int]:
 
 def test_sdxl_pipeline(tmp_path):
     printed = run("sdxl_pipeline.py", "sdxl", tmp_path / "image.png", "a red apple")
-    assert "ToMA, ratio 0.5" in printed
-    assert "576 → 288" in printed
+    assert "4 of 5 steps were computed" in printed
     assert "s with balanced" in printed
     assert size_of(tmp_path / "image.png") == size_of(tmp_path / "image-original.png") == (384, 384)
 
@@ -82,9 +81,7 @@ def test_flux_compiled(run_here, tmp_path):
 
 def test_own_loop(run_here, tmp_path):
     printed = run_here("own_loop.py", "sd15", tmp_path / "image.png", "a green tree")
-    assert "ToMA, ratio 0.5" in printed
-    assert "64 → 32" in printed
-    assert "from 20% to 100% of the steps" in printed
+    assert "4 of 5 steps were computed" in printed
     assert size_of(tmp_path / "image.png") == (64, 64)
 
 
@@ -101,7 +98,7 @@ def test_several_gpus(tmp_path):
     prompts.write_text("a red apple\na blue shoe\na green tree\n")
     options = ("--prompts", str(prompts))
     printed = run("several_gpus.py", "sdxl", tmp_path / "images", *options, launcher=ACCELERATE)
-    assert printed.count("ToMA, ratio 0.5") == 1
+    assert printed.count("4 of 5 steps were computed") == 1
     assert "3 images in" in printed
     assert "2 processes" in printed
     sizes = {path.name: size_of(path) for path in (tmp_path / "images").iterdir()}

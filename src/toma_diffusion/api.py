@@ -13,9 +13,9 @@ from torch import nn
 
 from toma_diffusion import presets
 from toma_diffusion.engine import upstream
-from toma_diffusion.engine.clock import DENOISERS, StepCounter
+from toma_diffusion.engine.clock import StepCounter
 from toma_diffusion.engine.hooks import Placement
-from toma_diffusion.engine.install import RootHook, find_root, install
+from toma_diffusion.engine.install import RootHook, find_denoisers, find_root, install
 from toma_diffusion.engine.session import Session
 from toma_diffusion.errors import UsageError
 from toma_diffusion.families import Adapter, Block, find_adapter, unsupported
@@ -169,17 +169,6 @@ def _apply_tuned(pipe: Any, path: str, **others: Any) -> Handle:
         return tuned.chosen()
 
     return _apply(pipe, choose, tuned.steps_left)
-
-
-def find_denoisers(pipe: Any) -> list[nn.Module]:
-    """All denoisers of a pipeline, or the model itself."""
-    if isinstance(pipe, nn.Module):
-        return [upstream.unwrap_compiled(pipe)]
-    found = [getattr(pipe, name, None) for name in DENOISERS]
-    models = [upstream.unwrap_compiled(model) for model in found if isinstance(model, nn.Module)]
-    if models:
-        return list(dict.fromkeys(models))
-    raise UsageError(f"{type(pipe).__name__} is neither a model nor a pipeline with a {' or a '.join(DENOISERS[:2])}.")
 
 
 def _build(model: nn.Module, family: Adapter | None, chosen: Chosen, session: Session) -> RootHook:

@@ -18,7 +18,7 @@ from torch import nn
 
 from toma_diffusion.engine.clock import StepCounter
 from toma_diffusion.engine.compile import compile_denoiser
-from toma_diffusion.engine.install import RootHook, find_root, uninstall
+from toma_diffusion.engine.install import RootHook, find_denoisers, find_root, uninstall
 from toma_diffusion.errors import UsageError
 from toma_diffusion.files import replacing
 from toma_diffusion.presets import PRESETS, Preset
@@ -50,8 +50,6 @@ class Handle:
     @classmethod
     def of(cls, pipe: Any) -> Handle:
         """The handle of a pipeline or model that was sped up."""
-        from toma_diffusion.api import find_denoisers
-
         several = pipe if isinstance(pipe, (list, tuple)) else [pipe]
         models = [model for each in several for model in find_denoisers(each) if find_root(model) is not None]
         if not models:

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from toma_diffusion.engine import upstream
 from toma_diffusion.engine.arguments import Arguments, Given, Keywords
+from toma_diffusion.engine.clock import DENOISERS
 from toma_diffusion.engine.compile import Compiled, hold_compiler, release_compiler
 from toma_diffusion.engine.hooks import Hook, Placement, remove_hooks
 from toma_diffusion.engine.session import Session, Technique
@@ -127,3 +129,14 @@ def _keep_root_out() -> None:
 def find_root(model: nn.Module) -> RootHook | None:
     """The root hook of `model`, if it was made faster."""
     return next((hook for hook in model._forward_pre_hooks.values() if isinstance(hook, RootHook)), None)
+
+
+def find_denoisers(pipe: Any) -> list[nn.Module]:
+    """All denoisers of a pipeline, or the model itself."""
+    if isinstance(pipe, nn.Module):
+        return [upstream.unwrap_compiled(pipe)]
+    found = [getattr(pipe, name, None) for name in DENOISERS]
+    models = [upstream.unwrap_compiled(model) for model in found if isinstance(model, nn.Module)]
+    if models:
+        return list(dict.fromkeys(models))
+    raise UsageError(f"{type(pipe).__name__} is neither a model nor a pipeline with a {' or a '.join(DENOISERS[:2])}.")
