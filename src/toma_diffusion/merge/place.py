@@ -69,9 +69,7 @@ def _around_blocks(config: Merge, blocks: list[Block], reasons: dict[int, str], 
         for index, block in members:
             site = _site(config, state, block)
             first, last = index == members[0][0], index == members[-1][0]
-            enter = EnterBlock(
-                site, run, first, block.normalize, block.per_token, block.key_bias, block.writes_in_place
-            )
+            enter = EnterBlock(site, run, first, block.normalize, block.per_token, block.writes_in_place)
             leave = LeaveBlock(site, run, last, block.stream)
             placements += [Placement(block.module, None, enter), Placement(block.module, None, leave)]
             records.append(BlockRecord(block.name, block.kind, block.width, (block.name,), int(first), None))
