@@ -118,7 +118,7 @@ def apply_toma(pipe: Any, variant: str = "toma-stage", *, ratio: float | None = 
 
     def choose(family: Family | None, model: nn.Module) -> Chosen:
         # The paper selects in every step in transformers, and every tenth in U-Nets.
-        selects_every_step = family is not None and "select_every" in family.defaults(model)
+        selects_every_step = family is not None and family.skip_blocks(model) is not None
         return Chosen(merge=named_variant(variant, ratio, selects_every_step=selects_every_step))
 
     return _apply(pipe, choose)
@@ -218,7 +218,7 @@ def _place(
 ) -> tuple[MergeState, list[Placement]]:
     """The hooks that merge, and their state."""
     blocks = family.blocks(model)
-    config, default = _settle(merging, family.defaults(model).get("skip_blocks"))
+    config, default = _settle(merging, family.skip_blocks(model))
     reasons = _reasons_to_leave_alone(model, blocks, config, default)
     method = method_of(config)
     state = MergeState(config, session, family.read_call, chosen.merges_in, description=tuple(method.describe(config)))

@@ -18,7 +18,7 @@ from toma_diffusion.families.base import (
     Stack,
     adds_residuals,
     around,
-    leave_first,
+    first_blocks,
 )
 from toma_diffusion.families.builders import cross_block, joint_block, sequence_block, single_block, unet_block
 from toma_diffusion.families.chroma import Chroma
@@ -74,12 +74,12 @@ __all__ = [
     "around",
     "cross_block",
     "find_family",
+    "first_blocks",
     "from_table",
     "grid_from_ids",
     "grid_from_shapes",
     "grid_of_patches",
     "joint_block",
-    "leave_first",
     "modulating_norm",
     "plain_norm",
     "register_family",

@@ -165,11 +165,12 @@ class Family(ABC):
         """Whether all samples of a batch share their destinations in this model."""
         return self.one_table
 
-    def defaults(self, model: nn.Module) -> dict[str, Any]:
-        """Settings of this family, for fields that the user does not set. Fields that a method does not have are
-        ignored. By default those of `leave_first`, if stacks leave first blocks whole."""
-        stacks = [(len(stack.modules(model)), stack.left_whole) for stack in self.stacks]
-        return leave_first(*stacks) if any(whole for _, whole in stacks) else {}
+    def skip_blocks(self, model: nn.Module) -> tuple[int, ...] | None:
+        """The blocks that are left whole unless the user says which, by their indices. None: the family does not mind.
+        Default: the first ones of every stack with `left_whole`."""
+        if not any(stack.left_whole for stack in self.stacks):
+            return None
+        return first_blocks(*((len(stack.modules(model)), stack.left_whole) for stack in self.stacks))
 
 
 def around(
@@ -195,18 +196,17 @@ def adds_residuals(given: Given, *names: str) -> str | None:
     return "a ControlNet adds its residuals after every block" if controlled else None
 
 
-def leave_first(*stacks: tuple[int, float]) -> dict[str, Any]:
-    """Defaults of large transformers: select in every step, and leave the first blocks of every stack whole.
+def first_blocks(*stacks: tuple[int, float]) -> tuple[int, ...]:
+    """The first blocks of every stack of a large transformer. In them text and image are combined.
 
-    In them text and image are combined. The paper leaves the first quarter of the joint and the first eighth of the
-    single blocks of Flux.1 whole.
+    The paper leaves the first quarter of the joint and the first eighth of the single blocks of Flux.1 whole.
 
     Args:
-        stacks: for each its number of blocks, and how many are left whole: a share of them, or from 1 on their number.
+        stacks: for each its number of blocks, and how many are meant: a share of them, or from 1 on their number.
     """
-    skipped: list[int] = []
+    found: list[int] = []
     start = 0
     for count, whole in stacks:
-        skipped += range(start, start + min(count, round(whole * count if whole < 1 else whole)))
+        found += range(start, start + min(count, round(whole * count if whole < 1 else whole)))
         start += count
-    return {"select_every": 1, "reweigh_every": 1, "skip_blocks": tuple(skipped)}
+    return tuple(found)

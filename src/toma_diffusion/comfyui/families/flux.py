@@ -24,7 +24,7 @@ from toma_diffusion.families import (
     UnmergeOutput,
     adds_residuals,
     around,
-    leave_first,
+    first_blocks,
 )
 from toma_diffusion.merge.sites import gather_rows
 
@@ -39,9 +39,9 @@ class FluxAdapter(ComfyAdapter):
     module_name = "comfy.ldm.flux.model"
     supports = "Flux (Flux.1 dev, schnell, Fill, Kontext; FLUX.2)"
 
-    def defaults(self, model: Any) -> dict[str, Any]:
+    def skip_blocks(self, model: Any) -> tuple[int, ...]:
         """As in the paper: select in every step, leave the first 1/4 of the double and 1/8 of the single blocks."""
-        return leave_first((len(model.double_blocks), 1 / 4), (len(model.single_blocks), 1 / 8))
+        return first_blocks((len(model.double_blocks), 1 / 4), (len(model.single_blocks), 1 / 8))
 
     def blocks(self, model: Any) -> list[Block]:
         """Double, then single."""
