@@ -18,9 +18,10 @@ from toma_diffusion.engine.hooks import Placement
 from toma_diffusion.engine.install import RootHook, find_denoisers, find_root, install
 from toma_diffusion.engine.session import Session
 from toma_diffusion.errors import UsageError
-from toma_diffusion.families import Adapter, Block, find_adapter, unsupported
+from toma_diffusion.families import Family, find_family, unsupported
 from toma_diffusion.handle import Handle
 from toma_diffusion.merge.base import Merging
+from toma_diffusion.merge.block import Block
 from toma_diffusion.merge.state import MergeState
 from toma_diffusion.merge.variants import variant as named_variant
 from toma_diffusion.others import method_of
@@ -116,20 +117,20 @@ def apply_toma(pipe: Any, variant: str = "toma-stage", *, ratio: float | None = 
         A handle.
     """
 
-    def choose(family: Adapter | None, model: nn.Module) -> Chosen:
+    def choose(family: Family | None, model: nn.Module) -> Chosen:
         # The paper selects in every step in transformers, and every tenth in U-Nets.
-        selects_every_step = family is not None and "select_every" in family.defaults(model)
+        selects_every_step = family is not None and family.skip_blocks(model) is not None
         return Chosen(merge=named_variant(variant, ratio, selects_every_step=selects_every_step))
 
     return _apply(pipe, choose)
 
 
-def speed_up_model(family: Adapter | None, model: nn.Module, chosen: Chosen) -> Handle:
+def speed_up_model(family: Family | None, model: nn.Module, chosen: Chosen) -> Handle:
     """What `speed_up` does with a model whose family is known: for programs with models of their own."""
     return _installed({model: _build(model, family, chosen, Session(StepCounter()))})
 
 
-Choose = Callable[["Adapter | None", nn.Module], Chosen]
+Choose = Callable[["Family | None", nn.Module], Chosen]
 
 
 def _apply(pipe: Any, choose: Choose, only_steps: int | None = None) -> Handle:
@@ -144,7 +145,7 @@ def _apply(pipe: Any, choose: Choose, only_steps: int | None = None) -> Handle:
                     f"this {type(model).__name__} was sped up already: call Handle.of(pipe).remove() first."
                 )
             if model not in roots:
-                family = find_adapter(model)
+                family = find_family(model)
                 roots[model] = _build(model, family, choose(family, model), Session(steps, only_steps=only_steps))
     return _installed(roots)
 
@@ -164,14 +165,14 @@ def _apply_tuned(pipe: Any, path: str, **others: Any) -> Handle:
         )
     tuned = Tuned.read(path)
 
-    def choose(family: Adapter | None, model: nn.Module) -> Chosen:
+    def choose(family: Family | None, model: nn.Module) -> Chosen:
         tuned.check_model(model)
         return tuned.chosen()
 
     return _apply(pipe, choose, tuned.steps_left)
 
 
-def _build(model: nn.Module, family: Adapter | None, chosen: Chosen, session: Session) -> RootHook:
+def _build(model: nn.Module, family: Family | None, chosen: Chosen, session: Session) -> RootHook:
     """All hooks of one denoiser, which are not installed yet."""
     skips = chosen.ever_skips
     if skips and upstream.has_block_cache(model):
@@ -203,11 +204,11 @@ def _build(model: nn.Module, family: Adapter | None, chosen: Chosen, session: Se
 
 
 def _place(
-    model: nn.Module, family: Adapter, merging: Merging, chosen: Chosen, session: Session
+    model: nn.Module, family: Family, merging: Merging, chosen: Chosen, session: Session
 ) -> tuple[MergeState, list[Placement]]:
     """The hooks that merge, and their state."""
     blocks = family.blocks(model)
-    config, default = _settle(merging, family.defaults(model).get("skip_blocks"))
+    config, default = _settle(merging, family.skip_blocks(model))
     reasons = _reasons_to_leave_alone(model, blocks, config, default)
     method = method_of(config)
     state = MergeState(config, session, family.read_call, chosen.merges_in, description=tuple(method.describe(config)))
@@ -231,7 +232,7 @@ def _settle(merging: Merging, default: tuple[int, ...] | None) -> tuple[Merging,
     return merging.changed({"skip_blocks": default}), True
 
 
-def _merging_obstacle(model: nn.Module, family: Adapter | None) -> str | None:
+def _merging_obstacle(model: nn.Module, family: Family | None) -> str | None:
     """Why no tokens can be merged in a model, if so."""
     if family is None:
         return str(unsupported(model))
@@ -302,9 +303,9 @@ class LateChanges:
             )
 
 
-def compiled_blocks(model: nn.Module, family: Adapter | None = None) -> list[nn.Module]:
+def compiled_blocks(model: nn.Module, family: Family | None = None) -> list[nn.Module]:
     """What is compiled block by block. The family is looked up if it is not given."""
-    family = family or find_adapter(model)
+    family = family or find_family(model)
     if family is None:
         repeated = getattr(model, "_repeated_blocks", None) or ()
         return [module for module in model.modules() if type(module).__name__ in repeated]
@@ -312,11 +313,11 @@ def compiled_blocks(model: nn.Module, family: Adapter | None = None) -> list[nn.
     return blocks + [module for module in model.modules() if type(module).__name__ == CONVOLUTIONAL_BLOCK]
 
 
-def graphs_obstacle(model: nn.Module, family: Adapter | None = None) -> str | None:
+def graphs_obstacle(model: nn.Module, family: Family | None = None) -> str | None:
     """Why a model cannot be captured as CUDA graphs, if so. The family is looked up if it is not given."""
     if upstream.has_block_cache(model):
         return "a block cache decides in every step what to run"
     if upstream.is_offloaded(model):
         return "weights are offloaded, and move while the model runs"
-    family = family or find_adapter(model)
+    family = family or find_family(model)
     return family.untraceable if family is not None else None

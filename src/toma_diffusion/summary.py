@@ -12,6 +12,7 @@ from toma_diffusion.skip.denoiser import Skipper, SkipSummary
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,28 @@ class Summary:
         parts: list[RenderableType] = [] if self.enabled else ["switched off: the model runs as it is"]
         parts += [] if self.skip is None else self.skip.lines
         if self.merge is not None and self.merge.is_used:
-            parts += self.merge.render()
+            parts += [self.merge.headline, _table(self.merge), *self.merge.lines()]
         elif self.merge is not None:
             parts.append("no tokens are merged in generations of so many steps")
         parts += [f"note: {note}" for note in self.notes]
         for number, other in enumerate(self.others, start=2):
             parts += [f"\nDenoiser {number} of {len(self.others) + 1}:", other]
         return Group(*parts)
+
+
+def _table(merge: MergeSummary) -> Table:
+    """A row for every kind of block."""
+    from rich.table import Table
+
+    table = Table(title=f"{merge.config.label}, ratio {merge.config.ratio:g}")
+    for heading in ("kind", "blocks", f"merged, scope {merge.config.scope}", "grid", "tokens", "regions"):
+        table.add_column(heading)
+    for kind in merge.kinds:
+        tokens = "not called yet"
+        if kind.tokens_before is not None:
+            tokens = f"{kind.tokens_before} → {kind.tokens_after}"
+        table.add_row(kind.kind, str(kind.blocks), str(kind.sites), kind.grid, tokens, kind.regions)
+    return table
 
 
 def summary_of(root: RootHook) -> Summary:

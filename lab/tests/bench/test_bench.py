@@ -23,7 +23,7 @@ from toma_lab.experiments.parsing import Resolution
 from typer.testing import CliRunner
 
 from toma_diffusion import Action, MergePlan
-from toma_diffusion.families import find_adapter
+from toma_diffusion.families import find_family
 
 QUICK = ["--device", "cpu", "--size", "small", "--resolution", "128", "--steps", "3", "--repeats", "2"]
 SD15 = ["--model", "sd15", *QUICK, "--methods", "toma,toma-stage:select_every=2", "--ratios", "0.5", "--modes", "eager"]
@@ -302,7 +302,7 @@ TODAY = [
 def test_every_model_known_by_name_is_measured(model, tmp_path):
     """Merging, skipped steps, and both: of five steps some are skipped."""
     denoiser = build(model, small=True, device=torch.device("cpu")).model
-    if find_adapter(denoiser) is None:
+    if find_family(denoiser) is None:
         pytest.skip(f"there is no adapter for {type(denoiser).__name__}")
     path = tmp_path / "rows.csv"
     methods = [

@@ -13,7 +13,7 @@ from toma_lab.cli import app
 from typer.testing import CliRunner
 
 from toma_diffusion import UsageError
-from toma_diffusion.families import find_adapter
+from toma_diffusion.families import find_family
 
 CPU = torch.device("cpu")
 TOKENS = {
@@ -58,7 +58,7 @@ def test_all_models_of_clips_are_here():
 def test_rows_of_small_ones(name, tmp_path):
     """The baseline of all; merging where the family has an adapter."""
     denoiser = build(name, small=True, device=CPU)
-    merges = find_adapter(denoiser.model) is not None
+    merges = find_family(denoiser.model) is not None
     methods = "toma-stage:num_regions=4" if merges else ""
     few = ("--model", name, "--methods", methods, "--ratios", 0.5, "--output", tmp_path / "rows.csv")
     result = invoke(*few)

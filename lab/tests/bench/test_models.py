@@ -13,7 +13,7 @@ from toma_lab.bench.published import MODELS
 from toma_lab.bench.weights import build_empty, fill
 
 from toma_diffusion import UsageError, apply_toma
-from toma_diffusion.families import find_adapter
+from toma_diffusion.families import find_family
 
 CPU = torch.device("cpu")
 HERE = [name for name, published in MODELS.items() if hasattr(diffusers, published.class_name)]
@@ -57,7 +57,7 @@ class TestSmall:
     def test_output_is_finite_and_every_preset_family_default_merges(self, name):
         denoiser = build(name, small=True, device=CPU)
         denoiser.materialize()
-        if find_adapter(denoiser.model) is None:
+        if find_family(denoiser.model) is None:
             pytest.skip(f"there is no adapter for {type(denoiser.model).__name__}")
         inputs = denoiser.inputs(2, 192, 128)
         with torch.no_grad(), apply_toma(denoiser.model, "toma", ratio=0.5) as handle:

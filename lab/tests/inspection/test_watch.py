@@ -9,7 +9,7 @@ from toma_lab.pipelines.generation import ImageRequest, generate_image
 
 from toma_diffusion import apply_toma
 from toma_diffusion.engine.install import find_root
-from toma_diffusion.families import find_adapter
+from toma_diffusion.families import find_family
 
 
 @pytest.mark.parametrize("family", PIPELINES)
@@ -19,7 +19,7 @@ def test_every_block_is_seen_in_every_step_and_nothing_changes(family):
     seen = []
     with watch(pipe, seen.append) as blocks:
         assert torch.equal(run(pipe, num_inference_steps=3), expected)
-    names = [block.name for block in find_adapter(denoiser(pipe)).blocks(denoiser(pipe))]
+    names = [block.name for block in find_family(denoiser(pipe)).blocks(denoiser(pipe))]
     assert [block.name for block in blocks] == names
     assert [(block_input.step, block_input.block) for block_input in seen] == [
         (step, name) for step in range(3) for name in names

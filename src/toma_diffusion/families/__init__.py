@@ -1,6 +1,6 @@
-"""Model families. The first adapter that matches a model is used; registered ones come before ours.
+"""Model families, one a file. The first that matches a model is used; registered ones come before ours.
 
-Everything that an adapter needs can be imported from here. See docs/support-a-new-model.md.
+Everything that a family needs can be imported from here. See docs/support-a-new-model.md.
 """
 
 from __future__ import annotations
@@ -10,57 +10,57 @@ from torch import nn
 from toma_diffusion.engine.arguments import Arguments, Given, Keywords
 from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.errors import UsageError
-from toma_diffusion.families.aura_flow import AuraFlowAdapter
+from toma_diffusion.families.aura_flow import AuraFlow
 from toma_diffusion.families.base import (
-    Adapter,
-    AfterModulatingNorm,
-    Before,
-    Block,
-    SiteSpec,
+    Family,
     Stack,
     adds_residuals,
     around,
-    leave_first,
+    first_blocks,
 )
-from toma_diffusion.families.basic_block import describe_block
-from toma_diffusion.families.chroma import ChromaAdapter
-from toma_diffusion.families.cogvideox import CogVideoXAdapter
-from toma_diffusion.families.flux import FluxAdapter
-from toma_diffusion.families.flux2 import Flux2Adapter
-from toma_diffusion.families.flux3 import Flux3Adapter
-from toma_diffusion.families.frames import grid_of_patches, without_first_frame
-from toma_diffusion.families.hunyuan_video import HunyuanVideoAdapter
-from toma_diffusion.families.hunyuan_video15 import HunyuanVideo15Adapter
-from toma_diffusion.families.ids import IdReader, grid_from_ids, video_from_ids
-from toma_diffusion.families.krea2 import Krea2Adapter
-from toma_diffusion.families.ltx2 import LTX2Adapter
-from toma_diffusion.families.minimax_h3 import MiniMaxH3Adapter
-from toma_diffusion.families.mochi import MochiAdapter
-from toma_diffusion.families.pixart import PixArtAdapter
-from toma_diffusion.families.qwen_image import QwenImageAdapter
-from toma_diffusion.families.qwen_image21 import QwenImage21Adapter
+from toma_diffusion.families.builders import cross_block, joint_block, sequence_block, single_block, unet_block
+from toma_diffusion.families.chroma import Chroma
+from toma_diffusion.families.cogvideox import CogVideoX
+from toma_diffusion.families.flux import Flux
+from toma_diffusion.families.flux2 import Flux2
+from toma_diffusion.families.flux3 import Flux3
+from toma_diffusion.families.grids import (
+    grid_from_ids,
+    grid_from_shapes,
+    grid_of_patches,
+    video_from_ids,
+    without_first_frame,
+)
+from toma_diffusion.families.hunyuan_video import HunyuanVideo
+from toma_diffusion.families.hunyuan_video15 import HunyuanVideo15
+from toma_diffusion.families.krea2 import Krea2
+from toma_diffusion.families.ltx2 import LTX2
+from toma_diffusion.families.minimax_h3 import MiniMaxH3
+from toma_diffusion.families.mochi import Mochi
+from toma_diffusion.families.modulation import Before, from_table, modulating_norm, plain_norm, shift_and_scale
+from toma_diffusion.families.pixart import PixArt
+from toma_diffusion.families.qwen_image import QwenImage
+from toma_diffusion.families.qwen_image21 import QwenImage21
 from toma_diffusion.families.refused import reason_to_refuse
-from toma_diffusion.families.sd3 import SD3Adapter
-from toma_diffusion.families.unet import UNetAdapter
-from toma_diffusion.families.wan import WanAdapter
-from toma_diffusion.families.z_image import ZImageAdapter
+from toma_diffusion.families.sd3 import SD3
+from toma_diffusion.families.unet import UNet
+from toma_diffusion.families.wan import Wan
+from toma_diffusion.families.z_image import ZImage
 from toma_diffusion.merge import Grid
-from toma_diffusion.merge.sites import GatherRows, KeyBias, MergeInput, MergeOutput, PerToken, Site, UnmergeOutput
+from toma_diffusion.merge.block import Block, SiteSpec
+from toma_diffusion.merge.sites import GatherRows, MergeInput, MergeOutput, PerToken, Site, UnmergeOutput
 from toma_diffusion.merge.state import Call
 
 __all__ = [
-    "Adapter",
-    "AfterModulatingNorm",
     "Arguments",
     "Before",
     "Block",
     "Call",
+    "Family",
     "GatherRows",
     "Given",
     "Grid",
     "Hook",
-    "IdReader",
-    "KeyBias",
     "Keywords",
     "MergeInput",
     "MergeOutput",
@@ -71,56 +71,61 @@ __all__ = [
     "UnmergeOutput",
     "adds_residuals",
     "around",
-    "describe_block",
-    "find_adapter",
+    "cross_block",
+    "find_family",
+    "first_blocks",
+    "from_table",
     "grid_from_ids",
+    "grid_from_shapes",
     "grid_of_patches",
-    "leave_first",
-    "register_adapter",
+    "joint_block",
+    "modulating_norm",
+    "plain_norm",
+    "register_family",
+    "sequence_block",
+    "shift_and_scale",
+    "single_block",
     "supported",
+    "unet_block",
     "unsupported",
     "video_from_ids",
     "without_first_frame",
 ]
 
-_ADAPTERS: list[type[Adapter]] = [
-    UNetAdapter,
-    FluxAdapter,
-    SD3Adapter,
-    PixArtAdapter,
-    Flux2Adapter,
-    Flux3Adapter,
-    QwenImageAdapter,
-    QwenImage21Adapter,
-    ZImageAdapter,
-    Krea2Adapter,
-    ChromaAdapter,
-    AuraFlowAdapter,
-    WanAdapter,
-    LTX2Adapter,
-    MiniMaxH3Adapter,
-    HunyuanVideo15Adapter,
-    HunyuanVideoAdapter,
-    CogVideoXAdapter,
-    MochiAdapter,
+FAMILIES: list[type[Family]] = [
+    UNet,
+    Flux,
+    SD3,
+    PixArt,
+    Flux2,
+    Flux3,
+    QwenImage,
+    QwenImage21,
+    ZImage,
+    Krea2,
+    Chroma,
+    AuraFlow,
+    Wan,
+    LTX2,
+    MiniMaxH3,
+    HunyuanVideo15,
+    HunyuanVideo,
+    CogVideoX,
+    Mochi,
 ]
 
 
-def register_adapter(adapter: type[Adapter]) -> type[Adapter]:
+def register_family(family: type[Family]) -> type[Family]:
     """Add support for a model family; usable as a class decorator. See docs/support-a-new-model.md."""
-    if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
-        raise UsageError(f"{adapter!r} is not a subclass of toma_diffusion.families.Adapter.")
-    _ADAPTERS.insert(0, adapter)
-    return adapter
+    if not (isinstance(family, type) and issubclass(family, Family)):
+        raise UsageError(f"{family!r} is not a subclass of toma_diffusion.families.Family.")
+    FAMILIES.insert(0, family)
+    return family
 
 
-def find_adapter(model: nn.Module) -> Adapter | None:
-    """A new adapter for `model`, or None if its family is not supported."""
-    for candidate in _ADAPTERS:
-        adapter = candidate()
-        if adapter.matches(model):
-            return adapter
-    return None
+def find_family(model: nn.Module) -> Family | None:
+    """The family of `model`, as an object of its own; None if it is not supported."""
+    return next((found for family in FAMILIES if (found := family()).matches(model)), None)
 
 
 def unsupported(model: nn.Module) -> UsageError:
@@ -132,4 +137,4 @@ def unsupported(model: nn.Module) -> UsageError:
 
 def supported() -> str:
     """The supported families, for error messages."""
-    return "; ".join(adapter.supports for adapter in _ADAPTERS)
+    return "; ".join(family.supports for family in FAMILIES)

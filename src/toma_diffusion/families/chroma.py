@@ -7,94 +7,52 @@ from typing import Any
 from torch import Tensor
 
 from toma_diffusion.engine.arguments import Given
-from toma_diffusion.engine.hooks import Hook
-from toma_diffusion.families.base import (
-    Adapter,
-    AfterModulatingNorm,
-    Before,
-    Block,
-    SiteSpec,
-    Stack,
-    adds_residuals,
-    around,
-)
-from toma_diffusion.families.ids import IdReader
-from toma_diffusion.merge.sites import GatherRows, MergeOutput, PerToken, Site, UnmergeOutput
+from toma_diffusion.families.base import Family, Stack, adds_residuals
+from toma_diffusion.families.builders import joint_block, single_block
+from toma_diffusion.families.modulation import modulating_norm
+from toma_diffusion.merge.sites import PerToken
 from toma_diffusion.merge.state import Call
 
-ROTARY, MASK = PerToken("image_rotary_emb"), PerToken("attention_mask", dims=(1,))
-MASK_OF_ATTENTION = PerToken("attention_mask", dims=(2, 3))
-"""The block has made a mask of queries and keys of it."""
-
-
-class ChromaAdapter(Adapter):
-    """As Flux.1, from which Chroma was made, but with a mask over text and image, and single blocks on one sequence."""
-
-    model_class = "ChromaTransformer2DModel"
-    supports = "ChromaTransformer2DModel (Chroma1)"
-
-    def __init__(self) -> None:
-        self._ids = IdReader()
-
-    def stacks(self, model: Any) -> list[Stack]:
-        """Joint, then single."""
-        return [
-            Stack("transformer_blocks", _describe_joint, left_whole=1 / 4),
-            Stack("single_transformer_blocks", _describe_single, left_whole=1 / 8),
-        ]
-
-    def read_call(self, model: Any, given: Given) -> Call:
-        """Latents are packed, so the grid is read from the position ids, once per generation."""
-        sample, text = given["hidden_states"], given["encoder_hidden_states"]
-        grid = self._ids.grid(given["img_ids"], sample.shape[1])
-        return Call(
-            sample=sample,
-            conditioning=text,
-            timestep=given["timestep"],
-            grids={"joint": grid, "single": grid},
-            image_at=-sample.shape[1],
-            lengths={"single": text.shape[1] + sample.shape[1]},
-            joint=True,
-            block_by_block=adds_residuals(given, "controlnet_block_samples", "controlnet_single_block_samples"),
-        )
-
-
-def _describe_joint(module: Any, name: str) -> Block:
-    around_attention = around("attn", ROTARY, MASK_OF_ATTENTION, streams=(0, 2))
-    return Block(
-        name=name,
-        module=module,
-        kind="joint",
-        width=module.attn.query_dim,
-        sites=(
-            SiteSpec("attn", frozenset({"attn"}), around_attention),
-            SiteSpec("ff", frozenset({"ff"}), around("ff")),
-        ),
-        normalize=Before(_before_joint),
-        per_token=(ROTARY, MASK),
-        stream=1,
-    )
-
-
-def _describe_single(module: Any, name: str) -> Block:
-    return Block(
-        name=name,
-        module=module,
-        kind="single",
-        width=module.attn.query_dim,
-        sites=(SiteSpec("norm…proj_out", frozenset({"attn", "ff"}), _between_norm_and_projection),),
-        normalize=AfterModulatingNorm("norm"),
-        per_token=(ROTARY, MASK),
-        writes_in_place=True,  # a ControlNet's residuals, by the model
-    )
+ROTARY = PerToken("image_rotary_emb")
+MASKS = (PerToken("attention_mask", dims=(1,), ndim=2), PerToken("attention_mask", dims=(2, 3), ndim=4))
+"""That of a block, of which it makes the one of queries and keys for its attention."""
 
 
 def _before_joint(module: Any, given: Given) -> Tensor:
+    """The first six rows of the time embedding are the image's."""
     tokens: Tensor = module.norm1(given.tokens, emb=given["temb"][:, :6])[0]
     return tokens
 
 
-def _between_norm_and_projection(site: Site) -> list[tuple[str, Hook]]:
-    """Attention and MLP run in parallel between norm and output projection; gate and residual are not merged."""
-    rows = GatherRows(site, (ROTARY, MASK_OF_ATTENTION))
-    return [("norm", MergeOutput(site)), ("attn", rows), ("proj_out", UnmergeOutput(site))]
+class Chroma(Family):
+    """As Flux.1, from which Chroma was made, but with a mask over text and image, and single blocks on one sequence."""
+
+    model_class = "ChromaTransformer2DModel"
+    supports = "ChromaTransformer2DModel (Chroma1)"
+    one_table = True
+    stacks = (
+        Stack(
+            "transformer_blocks",
+            "joint",
+            joint_block(_before_joint, ROTARY, *MASKS, image_outputs=(0, 2)),
+            left_whole=1 / 4,
+        ),
+        Stack(
+            "single_transformer_blocks",
+            "single",
+            single_block(modulating_norm("norm"), ROTARY, *MASKS, writes_in_place=True),  # a ControlNet's residuals
+            left_whole=1 / 8,
+        ),
+    )
+
+    def read_call(self, model: Any, given: Given) -> Call:
+        """Latents are packed, so the grid is read from the position ids, once per generation."""
+        image_tokens = given["hidden_states"].shape[1]
+        return self.call(
+            model,
+            given,
+            self.ids.grid(given["img_ids"], image_tokens),
+            image_at=-image_tokens,
+            lengths={"single": given["encoder_hidden_states"].shape[1] + image_tokens},
+            block_by_block=adds_residuals(given, "controlnet_block_samples", "controlnet_single_block_samples"),
+        )

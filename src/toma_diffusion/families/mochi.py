@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from toma_diffusion.engine.arguments import Given
-from toma_diffusion.families.base import Adapter, AfterModulatingNorm, Block, SiteSpec, Stack, around
-from toma_diffusion.families.frames import grid_of_patches
+from toma_diffusion.families.base import Family, Stack
+from toma_diffusion.families.builders import joint_block
+from toma_diffusion.families.grids import grid_of_patches
+from toma_diffusion.families.modulation import modulating_norm
 from toma_diffusion.merge.sites import PerToken
 from toma_diffusion.merge.state import Call
 
@@ -16,43 +16,22 @@ ROTARY = PerToken("image_rotary_emb")
 """[tokens, heads, channels]: one for every sample, [batch, tokens, heads, channels], works as well."""
 
 
-class MochiAdapter(Adapter):
+class Mochi(Family):
     """One stack of joint blocks. The last does not change the text."""
 
     model_class = "MochiTransformer3DModel"
     supports = "MochiTransformer3DModel (Mochi 1)"
-
-    def is_joint(self, model: nn.Module) -> bool:
-        """Every sample can have its own table of positions."""
-        return False
-
-    def stacks(self, model: Any) -> list[Stack]:
-        """One."""
-        return [Stack("transformer_blocks", _describe, left_whole=1 / 8)]
+    stacks = (
+        Stack(
+            "transformer_blocks",
+            "joint",
+            joint_block(modulating_norm("norm1"), ROTARY, attention=("attn1",), stream=0),
+            left_whole=1 / 8,
+        ),
+    )
 
     def read_call(self, model: Any, given: Given) -> Call:
         """A token is a patch of a latent frame."""
-        sample, patch = given["hidden_states"], model.config.patch_size
-        return Call(
-            sample=sample,
-            conditioning=given["encoder_hidden_states"],
-            timestep=given["timestep"],
-            grids={"joint": grid_of_patches(sample.shape[-3:], (1, patch, patch))},
-            first_frame_apart=True,
-        )
-
-
-def _describe(module: Any, name: str) -> Block:
-    return Block(
-        name=name,
-        module=module,
-        kind="joint",
-        width=module.attn1.out_dim,
-        sites=(
-            SiteSpec("attn1", frozenset({"attn"}), around("attn1", ROTARY)),
-            SiteSpec("ff", frozenset({"ff"}), around("ff")),
-        ),
-        normalize=AfterModulatingNorm("norm1"),
-        per_token=(ROTARY,),
-        stream=0,
-    )
+        patch = model.config.patch_size
+        grid = grid_of_patches(given["hidden_states"].shape[-3:], (1, patch, patch))
+        return self.call(model, given, grid, first_frame_apart=True)

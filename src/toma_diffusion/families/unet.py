@@ -7,14 +7,16 @@ from typing import Any
 from torch import nn
 
 from toma_diffusion.engine.arguments import Given
-from toma_diffusion.families.base import Adapter, Block
-from toma_diffusion.families.basic_block import describe_block
+from toma_diffusion.families.base import Family
+from toma_diffusion.families.builders import unet_block
+from toma_diffusion.families.modulation import plain_norm
 from toma_diffusion.families.refused import REFUSED
 from toma_diffusion.merge import Grid
+from toma_diffusion.merge.block import Block
 from toma_diffusion.merge.state import Call
 
 
-class UNetAdapter(Adapter):
+class UNet(Family):
     """Every `Transformer2DModel` of the UNet is a run; those of one level are of one kind."""
 
     model_class = "UNet2DConditionModel"
@@ -26,20 +28,14 @@ class UNetAdapter(Adapter):
 
     def blocks(self, model: Any) -> list[Block]:
         """All BasicTransformerBlocks: down, middle, up."""
-        levels = len(model.down_blocks)
+        build, levels = unet_block(plain_norm("norm1")), len(model.down_blocks)
         places = [(f"down_blocks.{index}", block, index) for index, block in enumerate(model.down_blocks)]
         places.append(("mid_block", model.mid_block, levels if model.down_blocks[-1].downsamplers else levels - 1))
         places += [(f"up_blocks.{index}", block, levels - 1 - index) for index, block in enumerate(model.up_blocks)]
         return [
-            describe_block(
-                block,
-                name=f"{place}.attentions.{index}.transformer_blocks.{number}",
-                kind=f"level {level}",
-                run=f"{place}.attentions.{index}",
-                level=level,
-            )
+            build(block, f"{run}.transformer_blocks.{number}", f"level {level}", run=run, level=level)
             for place, parent, level in places
-            for index, transformer in enumerate(getattr(parent, "attentions", None) or ())
+            for run, transformer in _named(f"{place}.attentions", getattr(parent, "attentions", None) or ())
             for number, block in enumerate(getattr(transformer, "transformer_blocks", ()))
         ]
 
@@ -54,10 +50,9 @@ class UNetAdapter(Adapter):
                 height, width = (height + rounding_up) // 2, (width + rounding_up) // 2
             grids[f"level {level}"] = Grid(height, width)
         masked = (given["cross_attention_kwargs"] or {}).get("ip_adapter_masks") is not None
-        return Call(
-            sample=sample,
-            conditioning=given["encoder_hidden_states"],
-            timestep=given["timestep"],
-            grids=grids,
-            blocks_left_alone="IP-Adapter masks are laid over whole grids" if masked else None,
-        )
+        left_alone = "IP-Adapter masks are laid over whole grids" if masked else None
+        return self.call(model, given, sample=sample, grids=grids, blocks_left_alone=left_alone)
+
+
+def _named(place: str, modules: Any) -> list[tuple[str, Any]]:
+    return [(f"{place}.{index}", module) for index, module in enumerate(modules)]

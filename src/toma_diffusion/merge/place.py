@@ -6,10 +6,10 @@ from functools import partial
 from itertools import groupby
 
 from toma_diffusion.engine.hooks import Placement
-from toma_diffusion.families import Block, Site, SiteSpec
 from toma_diffusion.merge import MergePlan, why_first_frame_whole
+from toma_diffusion.merge.block import Block, SiteSpec
 from toma_diffusion.merge.config import Merge
-from toma_diffusion.merge.sites import EnterBlock, LeaveBlock, Run
+from toma_diffusion.merge.sites import EnterBlock, LeaveBlock, Run, Site
 from toma_diffusion.merge.state import BlockRecord, MergeState, Slot
 from toma_diffusion.others.base import Method, Placed
 
@@ -69,9 +69,7 @@ def _around_blocks(config: Merge, blocks: list[Block], reasons: dict[int, str], 
         for index, block in members:
             site = _site(config, state, block)
             first, last = index == members[0][0], index == members[-1][0]
-            enter = EnterBlock(
-                site, run, first, block.normalize, block.per_token, block.key_bias, block.writes_in_place
-            )
+            enter = EnterBlock(site, run, first, block.normalize, block.per_token, block.writes_in_place)
             leave = LeaveBlock(site, run, last, block.stream)
             placements += [Placement(block.module, None, enter), Placement(block.module, None, leave)]
             records.append(BlockRecord(block.name, block.kind, block.width, (block.name,), int(first), None))

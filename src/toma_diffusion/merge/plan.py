@@ -38,11 +38,6 @@ class Plan(ABC):
         """The tensors that are updated in place. They never move as long as the plan exists."""
         return []
 
-    @property
-    def log_sizes(self) -> Tensor | None:
-        """[B, D]: the logarithm of the number of tokens that each merged token stands for; None if nobody needs it."""
-        return None
-
     def begin_call(self) -> None:  # noqa: B027 (a plan that never changes has nothing to do here)
         """Prepare for one call of the denoiser, outside compiled code."""
 

@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from toma_diffusion.engine.arguments import Arguments, Given, Keywords
 from toma_diffusion.engine.hooks import Hook
-from toma_diffusion.errors import UsageError
 from toma_diffusion.merge import Plan
 from toma_diffusion.merge.state import MergeState, Slot, image_start
 
@@ -101,25 +99,12 @@ class PerToken:
     """Its number of dimensions, if with another one it has no rows for tokens. None: any."""
 
 
-@dataclass(frozen=True)
-class KeyBias:
-    """How a module takes a bias that is added to the logits of its keys: by a keyword argument."""
-
-    argument: str
-    """Its name; `outer.inner` for an entry of a dictionary."""
-    dims: int
-    """Of the bias: 3 for [B, 1, keys], 4 for [B, 1, 1, keys]."""
-    text: str | None = None
-    """The keyword argument whose tokens come before `hidden_states` among the keys, if any."""
-
-
 @dataclass(eq=False)
 class MergeInput(Hook):
     """Forward pre-hook: the module sees merged tokens, and of other arguments the destinations' rows."""
 
     site: Site
     per_token: tuple[PerToken, ...] = ()
-    key_bias: KeyBias | None = None
     check: Callable[[Given], object] = never
     """Raises if a call with these arguments cannot be merged."""
 
@@ -133,7 +118,7 @@ class MergeInput(Hook):
         tokens = given.tokens
         self.site.update(plan, lambda: self.site.image(plan, tokens))
         given = given.with_tokens(self.site.merge(plan, tokens))
-        given = bias_keys(self.site, plan, self.key_bias, gather_rows(self.site, plan, self.per_token, given))
+        given = gather_rows(self.site, plan, self.per_token, given)
         return given.args, given.kwargs
 
 
@@ -157,7 +142,6 @@ class GatherRows(Hook):
 
     site: Site
     per_token: tuple[PerToken, ...]
-    key_bias: KeyBias | None = None
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
         """Replace them before the module."""
@@ -165,7 +149,7 @@ class GatherRows(Hook):
         plan = self.site.plan(given)
         if plan is None:
             return None
-        given = bias_keys(self.site, plan, self.key_bias, gather_rows(self.site, plan, self.per_token, given))
+        given = gather_rows(self.site, plan, self.per_token, given)
         return given.args, given.kwargs
 
 
@@ -231,7 +215,6 @@ class EnterBlock(Hook):
     normalize: Callable[[nn.Module, Given], Tensor]
     """The tokens that the block's first layer sees; destinations are chosen among them."""
     per_token: tuple[PerToken, ...] = ()
-    key_bias: KeyBias | None = None
     writes_in_place: bool = False
     """Whether the block writes into the tokens that it gets."""
 
@@ -248,7 +231,7 @@ class EnterBlock(Hook):
             reduced = given.with_tokens(merged.clone() if self.writes_in_place else merged)
         else:
             reduced = given
-        reduced = bias_keys(self.site, plan, self.key_bias, gather_rows(self.site, plan, self.per_token, reduced))
+        reduced = gather_rows(self.site, plan, self.per_token, reduced)
         return reduced.args, reduced.kwargs
 
 
@@ -298,25 +281,6 @@ def gather_rows(site: Site, plan: Plan, per_token: tuple[PerToken, ...], given: 
             rows = site.gather(plan, value, each.dims)
         given = given.with_argument(each.name, rows)
     return given
-
-
-def bias_keys(site: Site, plan: Plan, how: KeyBias | None, given: Given) -> Given:
-    """The same arguments with the logarithm of every merged token's size as a bias of its key, if wanted."""
-    sizes = plan.log_sizes
-    if how is None or sizes is None:
-        return given
-    tokens = given.tokens
-    text = given[how.text] if how.text is not None else None
-    length = tokens.shape[1] + (0 if text is None else text.shape[1])
-    start = site.image_start(length, plan, merged=True)
-    bias = functional.pad(sizes.to(tokens.dtype), (start, length - start - sizes.shape[1]))[:, None]
-    bias = bias if how.dims == 3 else bias[:, None]
-    if given[how.argument] is not None:
-        name = how.argument.rpartition(".")[2]
-        raise UsageError(
-            f"self-attention got an {name}, which size_aware_attention cannot be combined with: leave one of them out."
-        )
-    return given.with_argument(how.argument, bias)
 
 
 def _replace(tensor: Tensor, dim: int, start: int, length: int, change: Callable[[Tensor], Tensor]) -> Tensor:

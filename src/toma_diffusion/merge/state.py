@@ -35,7 +35,7 @@ def no_call(model: nn.Module, given: Given) -> Call:
 
 @dataclass(frozen=True)
 class Call:
-    """The facts about one call of the denoiser, which an adapter reads."""
+    """The facts about one call of the denoiser, which a model family reads."""
 
     sample: Tensor
     """The noisy input. A new tensor may mean a new step."""

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from toma_diffusion.merge.base import Merging
 from toma_diffusion.merge.state import BlockRecord, MergeState
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 NOTHING_MERGED = "nothing was merged: grids are smaller than min_tokens, or regions too small to remove a token from"
 BACKEND_NAMES = {"torch": "plain torch", "triton": "Triton kernels", "torch+triton": "Triton kernels and plain torch"}
@@ -73,21 +69,6 @@ class MergeSummary:
             return "no tokens are merged: there is nothing to merge on these grids"
         tokens = " and ".join(dict.fromkeys(str(kind.tokens_before) for kind in merged))
         return f"{share} of {tokens} tokens merged in {blocks}"
-
-    def render(self) -> list[RenderableType]:
-        """A table of the kinds of block, and lines."""
-        from rich.table import Table
-
-        config = self.config
-        table = Table(title=f"{config.label}, ratio {config.ratio:g}")
-        for heading in ("kind", "blocks", f"merged, scope {config.scope}", "grid", "tokens", "regions"):
-            table.add_column(heading)
-        for kind in self.kinds:
-            tokens = "not called yet"
-            if kind.tokens_before is not None:
-                tokens = f"{kind.tokens_before} → {kind.tokens_after}"
-            table.add_row(kind.kind, str(kind.blocks), str(kind.sites), kind.grid, tokens, kind.regions)
-        return [self.headline, table, *self.lines()]
 
     def lines(self) -> list[str]:
         """What the method does, and what it saves."""

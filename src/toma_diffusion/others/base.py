@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
-from toma_diffusion.engine.hooks import Placement
-from toma_diffusion.families import Block, Hook, Site, SiteSpec
+from toma_diffusion.engine.hooks import Hook, Placement
 from toma_diffusion.merge import Plan
 from toma_diffusion.merge.base import Merging
-from toma_diffusion.merge.sites import UpdatePlan
+from toma_diffusion.merge.block import Block, SiteSpec
+from toma_diffusion.merge.sites import Site, UpdatePlan
 from toma_diffusion.merge.state import BlockRecord, MergeState, Slot
 
 ConfigT = TypeVar("ConfigT", bound=Merging)

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from toma_diffusion.engine import upstream
+from toma_diffusion.engine.arguments import Arguments, Given, Keywords
+from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.errors import UsageError
-from toma_diffusion.families import Arguments, Block, Given, Hook, Keywords, Site, SiteSpec
 from toma_diffusion.merge import Grid, Plan
+from toma_diffusion.merge.block import Block, SiteSpec
+from toma_diffusion.merge.sites import Site
 from toma_diffusion.others.base import PerBlockMethod, relative_levels
 from toma_diffusion.others.todo_settings import ToDoConfig
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from toma_diffusion.errors import UsageError
-from toma_diffusion.families import Block
 from toma_diffusion.merge import Grid, Plan
+from toma_diffusion.merge.block import Block
 from toma_diffusion.others.tofu_settings import ToFuConfig
 from toma_diffusion.others.tomesd import CellSampler, MatchingPlan, ToMeSD, describe_matching, expand, take
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toma_diffusion.families import Block
 from toma_diffusion.merge import Action, Grid, Plan, gather_rows, num_destinations
+from toma_diffusion.merge.block import Block
 from toma_diffusion.others.base import PerBlockMethod, relative_levels
 from toma_diffusion.others.tomesd_settings import ToMeSDConfig
 

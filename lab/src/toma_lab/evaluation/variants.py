@@ -10,7 +10,7 @@ from typing import Any
 
 from toma_diffusion.api import find_denoiser
 from toma_diffusion.errors import UsageError
-from toma_diffusion.families import find_adapter
+from toma_diffusion.families import find_family
 from toma_lab.evaluation.plan import BASELINE, NOISE_FLOOR, Variant
 from toma_lab.experiments.cells import MethodSpec, cells_of
 from toma_lab.experiments.shortcuts import Shortcut, parse_shortcut, shortcut_class
@@ -115,8 +115,8 @@ def variants_of(pipe_or_model: Any, specs: Iterable[VariantSpec], ratios: Iterab
 
 def count_blocks(model: Any) -> int:
     """Transformer blocks of a model."""
-    adapter = find_adapter(model)
-    return len(adapter.blocks(model)) if adapter else 0
+    family = find_family(model)
+    return len(family.blocks(model)) if family else 0
 
 
 def mixes_images(model: Any, variant: Variant) -> bool:
@@ -124,8 +124,8 @@ def mixes_images(model: Any, variant: Variant) -> bool:
 
     So it is where all samples have one table of positions, as in Flux: they then share their destinations.
     """
-    adapter = find_adapter(model)
-    shares_positions = adapter is not None and adapter.is_joint(model)
+    family = find_family(model)
+    shares_positions = family is not None and family.is_joint(model)
     merges_jointly = variant.config is not None and variant.config.ratio > 0 and shares_positions
     return merges_jointly or any(shortcut.mixes_images for shortcut in variant.shortcuts)
 

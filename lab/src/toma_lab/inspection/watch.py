@@ -13,7 +13,7 @@ from toma_diffusion.api import find_denoiser
 from toma_diffusion.engine.arguments import given_to
 from toma_diffusion.engine.clock import StepCounter, Tick
 from toma_diffusion.engine.install import find_root
-from toma_diffusion.families import Block, find_adapter, unsupported
+from toma_diffusion.families import Block, find_family, unsupported
 from toma_diffusion.merge import Grid
 from toma_diffusion.merge.state import Call, image_start
 
@@ -40,8 +40,8 @@ def watch(pipe: Any, on_block: Callable[[BlockInput], None]) -> Iterator[list[Bl
     If a step needs several passes over the model, only the first is reported.
     """
     model = find_denoiser(pipe)
-    adapter = find_adapter(model)
-    if adapter is None:
+    family = find_family(model)
+    if family is None:
         raise unsupported(model)
     if find_root(model) is not None:
         raise RuntimeError(f"apply_toma was called on this {type(model).__name__}: call remove_toma first.")
@@ -49,7 +49,7 @@ def watch(pipe: Any, on_block: Callable[[BlockInput], None]) -> Iterator[list[Bl
     now: dict[str, Any] = {}
 
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        call = adapter.read_call(module, given_to(module, args, kwargs))
+        call = family.read_call(module, given_to(module, args, kwargs))
         tick = steps.read(module, call.sample, call.conditioning, call.timestep, call.batch_size)
         now.update(call=call, tick=tick)
 
@@ -67,7 +67,7 @@ def watch(pipe: Any, on_block: Callable[[BlockInput], None]) -> Iterator[list[Bl
 
         return hook
 
-    blocks = adapter.blocks(model)
+    blocks = family.blocks(model)
     handles = [model.register_forward_pre_hook(begin, with_kwargs=True)]
     handles += [block.module.register_forward_pre_hook(look(block), with_kwargs=True) for block in blocks]
     try:

@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from toma_diffusion.api import find_denoisers
 from toma_diffusion.engine.arguments import Arguments, Keywords, given_to
-from toma_diffusion.families import Block, find_adapter
+from toma_diffusion.families import Block, find_family
 from toma_diffusion.merge import Grid
 from toma_diffusion.merge.state import Call, image_start
 from toma_lab.experiments.shortcuts.base import forwards_restored
@@ -158,8 +158,8 @@ class Prober:
         self.pipe = pipe
         self.request = request
         self.models = find_denoisers(pipe)
-        self._adapter = find_adapter(self.models[0])
-        self._blocks = [self._adapter.blocks(model) if self._adapter else [] for model in self.models]
+        self._family = find_family(self.models[0])
+        self._blocks = [self._family.blocks(model) if self._family else [] for model in self.models]
         self._call: Call | None = None
         self._step = 0
         self._outputs: list[list[Any]] = []
@@ -175,7 +175,7 @@ class Prober:
     @property
     def grid(self) -> Grid | None:
         """That of the tokens; None if they are not known. Takes a few steps if nothing was generated yet."""
-        if self._call is None and self._adapter is not None:
+        if self._call is None and self._family is not None:
             with self._remembering():
                 self._generate(replace(self.request, steps=FEWEST_STEPS))
         return next(iter(self._call.grids.values())) if self._call is not None else None
@@ -224,8 +224,8 @@ class Prober:
         self._outputs = [[] for _ in range(self.request.steps + 1)]
 
         def remember(module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> None:
-            if self._adapter is not None:
-                self._call = self._adapter.read_call(module, given_to(module, args, kwargs))
+            if self._family is not None:
+                self._call = self._family.read_call(module, given_to(module, args, kwargs))
             self._outputs[min(self._step, self.request.steps)].append(output)
 
         hooks = [model.register_forward_hook(remember, with_kwargs=True) for model in self.models]

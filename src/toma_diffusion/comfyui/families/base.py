@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from toma_diffusion.families import Adapter, Given
+from toma_diffusion.engine.arguments import Given
+from toma_diffusion.families import Family
 
 Options = Mapping[str, Any]
 """ComfyUI's `transformer_options` of a call."""
 
 
-class ComfyAdapter(Adapter):
+class ComfyAdapter(Family):
     """An adapter for a class of ComfyUI. It is known by the names of the class and its module: nothing is imported."""
 
     module_name: ClassVar[str]

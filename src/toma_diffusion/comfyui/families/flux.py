@@ -9,24 +9,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from toma_diffusion.comfyui.families.base import ComfyAdapter, patches, replaced_blocks, rounded_up
+from toma_diffusion.engine.arguments import Arguments, Given, Keywords
+from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.families import (
-    Arguments,
-    Block,
     Call,
-    Given,
     Grid,
-    Hook,
-    Keywords,
     MergeInput,
     PerToken,
-    Site,
-    SiteSpec,
     UnmergeOutput,
     adds_residuals,
     around,
-    leave_first,
+    first_blocks,
 )
-from toma_diffusion.merge.sites import gather_rows
+from toma_diffusion.merge.block import Block, SiteSpec
+from toma_diffusion.merge.sites import Site, gather_rows
 
 POSITIONS = PerToken("pe", dims=(2,))
 """[batch, 1, tokens, channels / 2, 2, 2], for text, image and references."""
@@ -39,9 +35,9 @@ class FluxAdapter(ComfyAdapter):
     module_name = "comfy.ldm.flux.model"
     supports = "Flux (Flux.1 dev, schnell, Fill, Kontext; FLUX.2)"
 
-    def defaults(self, model: Any) -> dict[str, Any]:
+    def skip_blocks(self, model: Any) -> tuple[int, ...]:
         """As in the paper: select in every step, leave the first 1/4 of the double and 1/8 of the single blocks."""
-        return leave_first((len(model.double_blocks), 1 / 4), (len(model.single_blocks), 1 / 8))
+        return first_blocks((len(model.double_blocks), 1 / 4), (len(model.single_blocks), 1 / 8))
 
     def blocks(self, model: Any) -> list[Block]:
         """Double, then single."""

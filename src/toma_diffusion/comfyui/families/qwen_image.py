@@ -7,7 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from toma_diffusion.comfyui.families.base import ComfyAdapter, patches, replaced_blocks, rounded_up
-from toma_diffusion.families import Block, Call, Given, Grid, PerToken, SiteSpec, adds_residuals, around, leave_first
+from toma_diffusion.engine.arguments import Given
+from toma_diffusion.families import Call, Grid, PerToken, adds_residuals, around, first_blocks
+from toma_diffusion.merge.block import Block, SiteSpec
 
 POSITIONS = PerToken("image_rotary_emb", dims=(2,))
 """[batch, 1, tokens, channels / 2, 2, 2], for text, image and references."""
@@ -22,9 +24,9 @@ class QwenImageAdapter(ComfyAdapter):
     module_name = "comfy.ldm.qwen_image.model"
     supports = "QwenImageTransformer2DModel (Qwen-Image, Qwen-Image-Edit)"
 
-    def defaults(self, model: Any) -> dict[str, Any]:
+    def skip_blocks(self, model: Any) -> tuple[int, ...]:
         """Select in every step, leave the first eighth of the blocks."""
-        return leave_first((len(model.transformer_blocks), 1 / 8))
+        return first_blocks((len(model.transformer_blocks), 1 / 8))
 
     def blocks(self, model: Any) -> list[Block]:
         """The stack."""

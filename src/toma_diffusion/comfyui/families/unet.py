@@ -8,7 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from toma_diffusion.comfyui.families.base import ComfyAdapter, patches, transformer_options
-from toma_diffusion.families import Block, Call, Given, Grid, SiteSpec, around
+from toma_diffusion.engine.arguments import Given
+from toma_diffusion.families import Call, Grid, around
+from toma_diffusion.merge.block import Block, SiteSpec
 
 TRANSFORMER = "SpatialTransformer"
 TOKEN_PATCHES = ("attn1_patch", "attn1_output_patch", "middle_patch", "attn2_patch", "attn2_output_patch")

@@ -7,7 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from toma_diffusion.comfyui.families.base import ComfyAdapter, replaced_blocks, rounded_up
-from toma_diffusion.families import Block, Call, Given, Grid, PerToken, SiteSpec, around, leave_first
+from toma_diffusion.engine.arguments import Given
+from toma_diffusion.families import Call, Grid, PerToken, around, first_blocks
+from toma_diffusion.merge.block import Block, SiteSpec
 
 POSITIONS = PerToken("freqs", dims=(1,))
 """[1, tokens, 1, channels / 2, 2, 2]."""
@@ -20,9 +22,9 @@ class WanAdapter(ComfyAdapter):
     module_name = "comfy.ldm.wan.model"
     supports = "WanModel (Wan 2.1, 2.2; not Vace, Camera, S2V, HuMo, Animate)"
 
-    def defaults(self, model: Any) -> dict[str, Any]:
+    def skip_blocks(self, model: Any) -> tuple[int, ...]:
         """Select in every step, leave the first eighth of the blocks."""
-        return leave_first((len(model.blocks), 1 / 8))
+        return first_blocks((len(model.blocks), 1 / 8))
 
     def blocks(self, model: Any) -> list[Block]:
         """The stack."""

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from toma_diffusion.api import find_denoiser
-from toma_diffusion.families import find_adapter
+from toma_diffusion.families import find_family
 from toma_lab.experiments.shortcuts.base import Shortcut
 
 
@@ -26,8 +26,8 @@ class SkippedSteps:
 
     def __init__(self, model: nn.Module, block: nn.Module | None = None) -> None:
         if block is None:
-            adapter = find_adapter(model)
-            blocks = adapter.blocks(model) if adapter else []
+            family = find_family(model)
+            blocks = family.blocks(model) if family else []
             if not blocks:
                 raise ValueError(f"{type(model).__name__} has no transformer blocks that we know of.")
             block = blocks[len(blocks) // 2].module

@@ -1,9 +1,9 @@
-"""Grids of models whose latents come packed: they are read from the position ids of the tokens."""
+"""The grid of tokens in a call: from the size of a latent, or from the position ids of packed latents."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,16 +12,43 @@ from torch import Tensor
 from toma_diffusion.errors import UsageError
 from toma_diffusion.merge import Grid
 
+ReadIds = Callable[[Tensor, int], Grid]
+"""Finds the grid in the ids of so many tokens."""
+
+
+def grid_of_patches(sides: Iterable[int], patch_size: Iterable[int]) -> Grid:
+    """The grid of a latent of so many rows and columns, or frames, rows and columns, that is cut into patches."""
+    *frames, height, width = (side // patch for side, patch in zip(sides, patch_size, strict=True))
+    return Grid(height, width, *frames)
+
+
+def without_first_frame(grid: Grid) -> Grid:
+    """The frames after the first, which is given, not generated. It must not merge with others, so it stays whole."""
+    if grid.frames == 1:
+        raise UsageError("a video of one frame that is given has nothing to merge: use remove_toma for it.")
+    return grid.without_first_frame
+
+
+def grid_from_shapes(shapes: Sequence[tuple[int, int, int]]) -> Grid:
+    """The grid of images of these frames, rows and columns, which must all be the same."""
+    frames, height, width = shapes[0]
+    if frames != 1 or any(tuple(shape) != tuple(shapes[0]) for shape in shapes):
+        raise UsageError(
+            f"img_shapes has {', '.join(map(str, shapes))} for the generated images of a batch: merging needs images "
+            "of one size, with one frame. Generate them one by one, or use remove_toma."
+        )
+    return Grid(height, width)
+
 
 class IdReader:
     """Reads the grid of what is generated from position ids, once for every tensor of ids.
 
     Args:
-        read: finds the grid in the ids of so many tokens. By default that of an image, which comes first.
+        read: finds the grid in the ids of so many tokens.
     """
 
-    def __init__(self, read: Callable[[Tensor, int], Grid] | None = None) -> None:
-        self._read = read or grid_from_ids
+    def __init__(self, read: ReadIds) -> None:
+        self._read = read
         self._source: weakref.ref[Tensor] | None = None
         self._grid: Grid | None = None
 
