@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from toma_diffusion.errors import UsageError
 from toma_diffusion.merge.assignment import Assignment, HardAssignment, SoftAssignment
 from toma_diffusion.merge.config import Merge
 from toma_diffusion.merge.regions import Grid, Regions, divides_frames
@@ -150,6 +151,10 @@ class MergePlan(Plan):
     ) -> None:
         if batch_size % parts:
             raise ValueError(f"a batch of {batch_size} samples cannot be {parts} parts of equal size.")
+        if config.region_frames is not None and grid.frames == 1:
+            raise UsageError(
+                f"region_frames={config.region_frames} counts only for clips, and this is one picture: leave it out."
+            )
         self.grid = grid
         self.config = config
         self.batch_size = batch_size
