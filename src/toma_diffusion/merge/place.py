@@ -9,9 +9,9 @@ from toma_diffusion.engine.hooks import Placement
 from toma_diffusion.families import Block, Site, SiteSpec
 from toma_diffusion.merge import MergePlan, why_first_frame_whole
 from toma_diffusion.merge.config import Merge
+from toma_diffusion.merge.method import Method, Placed
 from toma_diffusion.merge.sites import EnterBlock, LeaveBlock, Run
 from toma_diffusion.merge.state import BlockRecord, MergeState, Slot
-from toma_diffusion.others.base import Method, Placed
 
 
 class ToMA(Method[Merge]):
