@@ -169,7 +169,7 @@ class TestSkip:
         with pytest.raises(UsageError, match="cannot be read"):
             Skip(learned=tmp_path / "none.json")
         (tmp_path / "other.json").write_text("{}")
-        with pytest.raises(UsageError, match="was not written by handle.save"):
+        with pytest.raises(UsageError, match=r"was not written by handle\.save"):
             Skip(learned=tmp_path / "other.json")
 
 
@@ -188,7 +188,7 @@ class TestPresets:
         assert PRESETS["fast"](3) == Settings()
 
     def test_unknown_lists_the_known(self):
-        with pytest.raises(UsageError, match="preset='balancd' is not known.*Did you mean 'balanced'") as error:
+        with pytest.raises(UsageError, match=r"preset='balancd' is not known.*Did you mean 'balanced'") as error:
             named("balancd")
         assert all(name in str(error.value) for name in PRESETS)
 
@@ -236,7 +236,7 @@ class TestVariants:
             variant("toma-tile", 1.5)
 
     def test_unknown_lists_the_known(self):
-        with pytest.raises(UsageError, match="variant='toma-tiles' is not known.*Did you mean 'toma-tile'"):
+        with pytest.raises(UsageError, match=r"variant='toma-tiles' is not known.*Did you mean 'toma-tile'"):
             variant("toma-tiles")
 
 

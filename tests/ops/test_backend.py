@@ -1,15 +1,13 @@
-"""Which implementation runs where, and what is said where it is not the fast one."""
+"""Where the kernels run, and what is said where they do not. tests/merge/test_plan.py compares it with what ran."""
 
 import warnings
 
 import pytest
 import torch
 
-from toma_diffusion import Action, Grid, MergePlan, ToMAConfig
 from toma_diffusion.ops import backend as backends
 
-CPU = torch.device("cpu")
-GPU = torch.device("cuda")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
@@ -62,12 +60,3 @@ def test_on_old_and_new_gpus(monkeypatch, capability, expected):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert backends.choose_backend("auto", GPU, torch.float16) == expected
-
-
-def test_a_plan_works_all_the_same():
-    tokens = torch.randn(1, 64, 8)
-    with pytest.warns(UserWarning, match="plain torch"):
-        plan = MergePlan(Grid(8, 8), ToMAConfig(num_regions=4, backend="triton"), batch_size=1)
-    plan.update(tokens, Action.SELECT)
-    assert plan.backend == "torch"
-    assert plan.merge(tokens).shape == (1, 32, 8)

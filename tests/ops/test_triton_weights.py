@@ -51,47 +51,35 @@ def test_nearest(problem):
     assert torch.equal(local - first, nearest_destinations(regions.split(tokens), destinations))
 
 
+def weights_by(backend, tokens, regions, destinations, nearness, scale):
+    """A and M of plain torch or of the kernel."""
+    shape = (nearness.parts * len(destinations), destinations.shape[1], regions.size)
+    weights, means = (torch.full(shape, float("nan"), dtype=tokens.dtype, device=tokens.device) for _ in range(2))
+    weigh(tokens, destinations, regions.tiling, nearness, scale=scale, weights=weights, means=means, backend=backend)
+    return weights, means
+
+
 @pairs_of_cases("dtype, size, scale", DTYPES, SIZES, [30.0, 1000.0])
 def test_distance_in_every_precision(problem, scale):
     """In half precision on a GPU, single tokens once went elsewhere."""
-    tokens, regions, destinations = problem
-    nearness = Nearness(0.3, frame_weight=0.3)
-    shape = (len(destinations), destinations.shape[1], regions.size)
-    ours, theirs = (torch.full(shape, float("nan"), dtype=tokens.dtype, device=tokens.device) for _ in range(2))
-    for backend, weights in (("triton", ours), ("torch", theirs)):
-        means = torch.empty_like(weights)
-        weigh(
-            tokens, destinations, regions.tiling, nearness, scale=scale, weights=weights, means=means, backend=backend
-        )
-    rounding = torch.finfo(tokens.dtype).eps  # both may round to neighbouring numbers
+    (ours, _), (theirs, _) = (weights_by(backend, *problem, Nearness(0.3), scale) for backend in ("triton", "torch"))
+    rounding = torch.finfo(ours.dtype).eps  # both may round to neighbouring numbers
     torch.testing.assert_close(ours.float(), theirs.float(), rtol=rounding, atol=2e-3 if scale > 100 else 5e-4)
 
 
 @pairs_of_cases("dtype, size, weight", [torch.float32], SIZES, [0.0, 0.5])
 def test_parts_and_distance_as_in_plain_torch(problem, weight):
     tokens, regions, destinations = problem
-    tokens = torch.cat([tokens, torch.randn_like(tokens)])
-    nearness = Nearness(weight, 2, frame_weight=0.5)
-    shape = (2 * len(destinations), destinations.shape[1], regions.size)
-    ours, theirs = ([torch.full(shape, float("nan"), device=tokens.device) for _ in range(2)] for _ in range(2))
-    for backend, (weights, means) in (("triton", ours), ("torch", theirs)):
-        weigh(
-            tokens,
-            destinations,
-            regions.tiling,
-            nearness,
-            scale=30.0,
-            weights=weights,
-            means=means,
-            backend=backend,
-        )
-        assert torch.equal(*weights.chunk(2))  # both parts have the same
+    tokens, nearness = torch.cat([tokens, torch.randn_like(tokens)]), Nearness(weight, 2)
+    ours, theirs = (
+        weights_by(backend, tokens, regions, destinations, nearness, 30.0) for backend in ("triton", "torch")
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert torch.equal(*ours[0].chunk(2))  # both parts have the same
     nearest = [torch.full(tokens.shape[:2], -1, device=tokens.device) for _ in range(2)]
     for backend, found in zip(("triton", "torch"), nearest, strict=True):
         assign_nearest(tokens, destinations, regions.tiling, nearness, nearest=found, backend=backend)
     assert torch.equal(*nearest)
-    assert torch.equal(*nearest[0].chunk(2))
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])

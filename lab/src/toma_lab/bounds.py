@@ -26,10 +26,12 @@ from toma_diffusion import ops
 from toma_diffusion.checks import check_one_of
 from toma_diffusion.merge import Action, Grid, MergePlan, Regions
 from toma_diffusion.merge.assignment import Assignment, HardAssignment, SoftAssignment
-from toma_diffusion.merge.config import ToMAConfig
+from toma_diffusion.merge.config import Merge
+from toma_diffusion.merge.place import ToMA
 from toma_diffusion.merge.plan import Multiplications
 from toma_diffusion.ops.backend import Backend
 from toma_diffusion.ops.reference import unmerge_by_pseudo_inverse
+from toma_diffusion.others import register_method
 
 SELECTIONS = ("facility-location", "random", "strided", "none", "slice")
 UNMERGES = ("transpose", "pseudo-inverse")
@@ -40,7 +42,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replaced(ToMAConfig):
+class Replaced(Merge):
     """Settings of ToMA, and what is replaced."""
 
     label: ClassVar[str] = "ToMA, partly replaced"
@@ -56,6 +58,41 @@ class Replaced(ToMAConfig):
         super().__post_init__()
         check_one_of("selection", self.selection, SELECTIONS)
         check_one_of("unmerge", self.unmerge, UNMERGES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection(Replaced):
+    """A bound of any selection's time."""
+
+    selection: str = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice(Replaced):
+    """A bound of any merging's time."""
+
+    selection: str = "slice"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random(Replaced):
+    """Destinations at random, the same ones in every step."""
+
+    selection: str = "random"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strided(Replaced):
+    """Every n-th token of a region is a destination."""
+
+    selection: str = "strided"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeastSquares(Replaced):
+    """Results are spread back by the pseudo-inverse."""
+
+    unmerge: str = "pseudo-inverse"
 
 
 class ReplacedPlan(MergePlan):
@@ -175,3 +212,23 @@ def _fix(assignment: Assignment | None) -> None:
         merged = slots[shuffled] + torch.arange(regions.count)[:, None] * per_region
         assignment.targets.copy_(regions.join(merged[:, :, None])[:, :, 0])
         assignment.index()
+
+
+class ReplacedMethod(ToMA):
+    """ToMA with one of these plans."""
+
+    plan_class = ReplacedPlan
+
+    def describe(self, config: Merge) -> list[str]:
+        assert isinstance(config, Replaced)
+        return [f"replaced: selection {config.selection}, unmerge {config.unmerge}", *super().describe(config)[1:]]
+
+
+for _name, _settings in (
+    ("bound-projection", Projection),
+    ("bound-slice", Slice),
+    ("random", Random),
+    ("strided", Strided),
+    ("pseudo-inverse", LeastSquares),
+):
+    register_method(type(f"{_settings.__name__}Method", (ReplacedMethod,), {"name": _name, "config_class": _settings}))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby
+from typing import ClassVar
 
 from toma_diffusion.engine.hooks import Placement
 from toma_diffusion.merge import MergePlan, why_first_frame_whole
 from toma_diffusion.merge.block import Block, SiteSpec
 from toma_diffusion.merge.config import Merge
+from toma_diffusion.merge.method import Method, Placed
 from toma_diffusion.merge.sites import EnterBlock, LeaveBlock, Run, Site
 from toma_diffusion.merge.state import BlockRecord, MergeState, Slot
-from toma_diffusion.others.base import Method, Placed
+
+MakePlan = Callable[..., MergePlan]
 
 
 class ToMA(Method[Merge]):
@@ -19,12 +23,14 @@ class ToMA(Method[Merge]):
 
     name = "toma"
     config_class = Merge
+    plan_class: ClassVar[type[MergePlan]] = MergePlan
+    """A subclass may choose other destinations, or assign tokens in another way."""
 
     def place(self, config: Merge, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
         """The hooks depend on the scope."""
         state.why_first_frame_whole = partial(why_first_frame_whole, config=config)
         around = _around_modules if config.scope == "module" else _around_blocks
-        return around(config, blocks, reasons, state)
+        return around(config, partial(self.plan_class, config=config), blocks, reasons, state)
 
     def describe(self, config: Merge) -> list[str]:
         """How destinations are selected, and when."""
@@ -39,20 +45,24 @@ class ToMA(Method[Merge]):
         return lines
 
 
-def _around_modules(config: Merge, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
+def _around_modules(
+    config: Merge, make: MakePlan, blocks: list[Block], reasons: dict[int, str], state: MergeState
+) -> Placed:
     placements: list[Placement] = []
     records = []
     for index, block in enumerate(blocks):
         specs = block.chosen_sites(config.merged_sites) if index not in reasons else []
         reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(config.merged_sites)}")
         for spec in specs:
-            site = _site(config, state, block, spec)
+            site = _site(config, make, state, block, spec)
             placements += [Placement(block.module, name, hook) for name, hook in spec.hooks(site)]
         records.append(block.record(specs, reason))
     return placements, records
 
 
-def _around_blocks(config: Merge, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
+def _around_blocks(
+    config: Merge, make: MakePlan, blocks: list[Block], reasons: dict[int, str], state: MergeState
+) -> Placed:
     placements: list[Placement] = []
     records: list[BlockRecord] = []
     indexed = list(enumerate(blocks))
@@ -67,7 +77,7 @@ def _around_blocks(config: Merge, blocks: list[Block], reasons: dict[int, str], 
         run = Run()
         state.runs.append(run)
         for index, block in members:
-            site = _site(config, state, block)
+            site = _site(config, make, state, block)
             first, last = index == members[0][0], index == members[-1][0]
             enter = EnterBlock(site, run, first, block.normalize, block.per_token, block.writes_in_place)
             leave = LeaveBlock(site, run, last, block.stream)
@@ -76,14 +86,14 @@ def _around_blocks(config: Merge, blocks: list[Block], reasons: dict[int, str], 
     return placements, records
 
 
-def _site(config: Merge, state: MergeState, block: Block, spec: SiteSpec | None = None) -> Site:
+def _site(config: Merge, make: MakePlan, state: MergeState, block: Block, spec: SiteSpec | None = None) -> Site:
     """A site of the block. Blocks of a run share a plan; what runs of one kind share is a setting."""
     of_kind = [slot for slot in state.slots if slot.kind == block.kind]
     sharers = block.kind if config.share_plan else block.run
     slot = next((slot for slot in of_kind if slot.sharers == sharers), None)
     if slot is None:
         name = f"{block.kind}, {block.run}" if of_kind else block.kind
-        slot = Slot(name, block.kind, partial(MergePlan, config=config), sharers)
+        slot = Slot(name, block.kind, make, sharers)
         state.slots.append(slot)
     return Site(state, slot) if spec is None else Site(state, slot, spec.leave_alone)
 

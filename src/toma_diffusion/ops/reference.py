@@ -164,7 +164,7 @@ def merge(tokens: Tensor, weights: Tensor) -> Tensor:
 
 @without_autocast
 def unmerge(merged: Tensor, weights: Tensor) -> Tensor:
-    """Aᵀ Y by the un-normalised A, every token takes the mean of its destinations: [B, k, C], [B, k, n] -> [B, n, C]."""
+    """Aᵀ Y by the un-normalised A, every token takes the mean of its destinations: [B, k, C] -> [B, n, C]."""
     return weights.mT.to(merged.dtype) @ merged
 
 

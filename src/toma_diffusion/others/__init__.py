@@ -1,4 +1,4 @@
-"""The methods, one per file: ToMA, and ToMeSD, ToFu and ToDo to compare it with."""
+"""Other methods than ToMA, one a file: settings, plan and placement together. And the registry of all methods."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from typing import Any
 from toma_diffusion.errors import UsageError
 from toma_diffusion.merge.base import Merging
 from toma_diffusion.merge.config import Merge
+from toma_diffusion.merge.method import Method
 from toma_diffusion.merge.place import ToMA
 from toma_diffusion.merge.variants import VARIANTS
-from toma_diffusion.others.base import Method, PerBlockMethod
-from toma_diffusion.others.todo import ToDo
-from toma_diffusion.others.tofu import ToFu
-from toma_diffusion.others.tomesd import ToMeSD
+from toma_diffusion.others.base import PerBlockMethod
+from toma_diffusion.others.todo import ToDo, ToDoMethod
+from toma_diffusion.others.tofu import ToFu, ToFuMethod
+from toma_diffusion.others.tomesd import ToMeSD, ToMeSDMethod
 
 __all__ = [
     "METHODS",
     "Method",
     "PerBlockMethod",
+    "ToDo",
+    "ToFu",
+    "ToMeSD",
     "method_of",
     "register_method",
     "settings_class",
 ]
 
-_METHODS: list[Method[Any]] = [ToMA(), ToMeSD(), ToFu(), ToDo()]
+_METHODS: list[Method[Any]] = [ToMA(), ToMeSDMethod(), ToFuMethod(), ToDoMethod()]
 _SETTINGS: dict[str, type[Merging]] = {
     method.name: method.config_class for method in _METHODS if not isinstance(method, ToMA)
 }

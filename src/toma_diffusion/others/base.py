@@ -1,44 +1,17 @@
-"""A method turns a configuration and the blocks of a model into hooks, plans and a description."""
+"""Methods in which every block has a plan of its own."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar
 
 from toma_diffusion.engine.hooks import Hook, Placement
 from toma_diffusion.merge import Plan
-from toma_diffusion.merge.base import Merging
 from toma_diffusion.merge.block import Block, SiteSpec
+from toma_diffusion.merge.method import ConfigT, Method, Placed
 from toma_diffusion.merge.sites import Site, UpdatePlan
-from toma_diffusion.merge.state import BlockRecord, MergeState, Slot
-
-ConfigT = TypeVar("ConfigT", bound=Merging)
-Placed = tuple[list[Placement], list[BlockRecord]]
-"""All hooks of a method, and what is done in every block."""
-
-
-class Method(ABC, Generic[ConfigT]):
-    """One method. It has no state: what is kept from step to step is in the slots of `MergeState`."""
-
-    name: ClassVar[str]
-    """As the user writes it."""
-    config_class: ClassVar[type[Any]]
-    """The class of its settings. Every method has its own."""
-
-    @abstractmethod
-    def place(self, config: ConfigT, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
-        """Make the hooks of the method for a model.
-
-        Args:
-            blocks: of the model, in the order in which they run.
-            reasons: by index, the blocks that must be left alone, and why.
-            state: gets a slot for every plan, and notes for the summary.
-        """
-
-    @abstractmethod
-    def describe(self, config: ConfigT) -> list[str]:
-        """What the method does, line by line, for `summary()`."""
+from toma_diffusion.merge.state import MergeState, Slot
 
 
 class PerBlockMethod(Method[ConfigT]):
@@ -60,15 +33,13 @@ class PerBlockMethod(Method[ConfigT]):
         return spec.hooks(site)
 
     def place(self, config: ConfigT, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
-        """Hooks at the chosen sites of every block that is merged."""
         placements: list[Placement] = []
         records = []
+        sites = config.merged_sites
         reasons = self.left_alone(config, blocks) | reasons
         for index, (block, make) in enumerate(zip(blocks, self.plans(config, blocks), strict=True)):
-            specs = block.chosen_sites(config.merged_sites) if index not in reasons else []
-            reason = reasons.get(index) or (
-                None if specs else f"has none of the sites {', '.join(config.merged_sites)}"
-            )
+            specs = block.chosen_sites(sites) if index not in reasons else []
+            reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(sites)}")
             if reason is None:
                 slot = Slot(block.name, block.kind, make)
                 state.slots.append(slot)

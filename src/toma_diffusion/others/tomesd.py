@@ -3,40 +3,114 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from toma_diffusion.checks import check_flag, check_integer, check_sequence
+from toma_diffusion.errors import UsageError
 from toma_diffusion.merge import Action, Grid, Plan, gather_rows, num_destinations
+from toma_diffusion.merge.base import Merging
 from toma_diffusion.merge.block import Block
+from toma_diffusion.ops.precision import without_autocast
 from toma_diffusion.others.base import PerBlockMethod, relative_levels
-from toma_diffusion.others.tomesd_settings import ToMeSDConfig
 
 
-class ToMeSD(PerBlockMethod[ToMeSDConfig]):
+@dataclass(frozen=True, kw_only=True)
+class ToMeSD(Merging):
+    """Settings of ToMeSD. Immutable; a wrong value raises `UsageError` at once.
+
+    In every block, one token of each small cell is a destination. The most similar other tokens are averaged into their
+    destinations before self-attention, and get a copy of the result after it.
+
+    It was made for UNets. SD3 and PixArt need no changes; all of their blocks are merged. On Flux a merged token gets
+    the RoPE row of its destination, a batch shares one matching (by the mean of its similarities, because it shares
+    one RoPE table), and single blocks merge their MLP together with their attention, because both run in parallel.
+
+    Example:
+
+    ```python
+    >>> from toma_diffusion.others import ToMeSD
+    >>> ToMeSD(ratio=0.75).ratio
+    0.75
+    >>> ToMeSD(ratio=0.8)
+    Traceback (most recent call last):
+    toma_diffusion.errors.UsageError: ratio=0.8 is not allowed: cells of 2×2 tokens leave one in each, ...
+    ```
+    """
+
+    label: ClassVar[str] = "ToMeSD"
+
+    sites: tuple[str, ...] = ("attn",)
+    """Which modules to merge, out of `attn`, `cross_attn` and `ff`. More is faster; the authors recommend `attn`."""
+
+    max_downsample: int = 1
+    """Merge down to this downsampling: 1, 2, 4 or 8. Higher merges in more blocks. Counted from the first level that
+    has attention, so that 1 is the highest resolution with attention on every model. (The authors count from the
+    latent, where SDXL has no attention: there their default does nothing.)"""
+
+    cell: tuple[int, int] = (2, 2)
+    """Height and width of the cells that have one destination each. Larger allows a higher ratio."""
+
+    random: bool = True
+    """Whether the destination of a cell is random in every block and step, or always the top left token. Odd batches
+    always use the top left token, as in the authors' code: the two halves of guidance are then in different calls, and
+    different destinations for them cause artifacts."""
+
+    seed: int | None = None
+    """Seed of the random destinations, with which each generation starts. None: start from a copy of torch's random
+    state. The random state itself is never changed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set("sites", self._valid_sites(self.sites))
+        cell = check_sequence("cell", self.cell, "height and width")
+        if len(cell) != 2:
+            raise UsageError(f"cell={self.cell!r} is not allowed: it must be height and width.")
+        self._set("cell", tuple(check_integer("cell", side, minimum=1) for side in cell))
+        if self.max_downsample not in (1, 2, 4, 8):
+            raise UsageError(f"max_downsample={self.max_downsample!r} is not allowed: it must be 1, 2, 4 or 8.")
+        check_flag("random", self.random)
+        if self.seed is not None:
+            self._set("seed", check_integer("seed", self.seed, minimum=0))
+        height, width = self.cell
+        most = 1 - 1 / (height * width)
+        if self.ratio > most:
+            raise UsageError(
+                f"ratio={self.ratio:g} is not allowed: cells of {height}×{width} tokens leave one in each, so it can "
+                f"be {most:.4g} at most."
+            )
+
+    @property
+    def merged_sites(self) -> tuple[str, ...]:
+        return self.sites
+
+
+class ToMeSDMethod(PerBlockMethod[ToMeSD]):
     """Bipartite soft matching in every block."""
 
     name = "tomesd"
-    config_class = ToMeSDConfig
+    config_class = ToMeSD
 
-    def left_alone(self, config: ToMeSDConfig, blocks: list[Block]) -> dict[int, str]:
+    def left_alone(self, config: ToMeSD, blocks: list[Block]) -> dict[int, str]:
         """Blocks of a lower resolution."""
         reason = f"downsampled by more than max_downsample={config.max_downsample}"
         levels = relative_levels(blocks)
         return {index: reason for index, level in enumerate(levels) if 2**level > config.max_downsample}
 
-    def plans(self, config: ToMeSDConfig, blocks: list[Block]) -> list[Callable[..., Plan]]:
+    def plans(self, config: ToMeSD, blocks: list[Block]) -> list[Callable[..., Plan]]:
         """All blocks use one random generator, in the order in which they run."""
         return [partial(MatchingPlan, config=config, sampler=CellSampler(config.seed))] * len(blocks)
 
-    def describe(self, config: ToMeSDConfig) -> list[str]:
+    def describe(self, config: ToMeSD) -> list[str]:
         """How tokens are matched."""
         return describe_matching(config)
 
 
-def describe_matching(config: ToMeSDConfig) -> list[str]:
+def describe_matching(config: ToMeSD) -> list[str]:
     """How tokens are matched, line by line, for the summary."""
     height, width = config.cell
     where = "at random" if config.random else "the top left"
@@ -82,7 +156,7 @@ class MatchingPlan(Plan):
         self,
         grid: Grid,
         *,
-        config: ToMeSDConfig,
+        config: ToMeSD,
         sampler: CellSampler,
         batch_size: int,
         parts: int = 1,
@@ -145,8 +219,7 @@ class MatchingPlan(Plan):
     def update(self, tokens: Tensor, action: Action) -> None:
         """Match the sources among tokens [B, N, d] with the destinations."""
         destinations, sources = self._divide()
-        unit = unit_vectors(tokens.detach())
-        similarity = unit.index_select(1, sources) @ unit.index_select(1, destinations).mT  # [B, N − cells, cells]
+        similarity = cosines(tokens.detach(), sources, destinations)  # [B, N − cells, cells]
         if self.joint:
             similarity = similarity.mean(dim=0, keepdim=True)
         likeness, nearest = similarity.max(dim=-1)
@@ -191,10 +264,12 @@ class MatchingPlan(Plan):
         return self._matching
 
 
-def unit_vectors(tokens: Tensor) -> Tensor:
-    """Tokens of length 1; one of length 0 stays as it is."""
+@without_autocast
+def cosines(tokens: Tensor, sources: Tensor, destinations: Tensor) -> Tensor:
+    """Of tokens [B, N, d] at two lists of indices: [B, sources, destinations]. A token of length 0 is like no other."""
     lengths: Tensor = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True)
-    return tokens / lengths.clamp_min(torch.finfo(tokens.dtype).tiny)
+    unit = tokens / lengths.clamp_min(torch.finfo(tokens.dtype).tiny)
+    return unit.index_select(1, sources) @ unit.index_select(1, destinations).mT
 
 
 def expand(rows: Tensor, tokens: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from toma_diffusion.engine.summary import NOTHING_MERGED
 from torch import Tensor
 
 from toma_diffusion.api import apply_toma
 from toma_diffusion.engine.install import find_root
-from toma_diffusion.engine.summary import NOTHING_MERGED
 from toma_diffusion.handle import ToMAHandle
 from toma_lab.bench import caching
 from toma_lab.bench.models import Denoiser

@@ -12,8 +12,8 @@ from toma_lab.cli.options import find_device, report_user_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
-
     from toma_diffusion.engine.summary import Summary
+
     from toma_diffusion.handle import ToMAHandle
     from toma_lab.cli.generated import Generated
     from toma_lab.pipelines.generation import ImageRequest
