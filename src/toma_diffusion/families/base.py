@@ -12,7 +12,7 @@ from torch import nn
 from toma_diffusion.engine import upstream
 from toma_diffusion.engine.arguments import Given
 from toma_diffusion.engine.hooks import Hook
-from toma_diffusion.families.grids import IdReader, ReadIds, grid_from_ids
+from toma_diffusion.families.grids import IdReader, grid_from_ids
 from toma_diffusion.merge import Grid
 from toma_diffusion.merge.block import Block
 from toma_diffusion.merge.sites import MergeInput, PerToken, Site, UnmergeOutput, never
@@ -58,11 +58,9 @@ class Family(ABC):
     """Whether all samples of a batch have one table of positions. They then share their destinations."""
     untraceable: ClassVar[str | None] = None
     """Why torch.compile cannot trace a whole call of the model, if so. Its blocks can be compiled."""
-    read_ids: ClassVar[ReadIds] = staticmethod(grid_from_ids)
-    """For packed latents: how the grid is read from position ids."""
 
     def __init__(self) -> None:
-        self.ids = IdReader(self.read_ids)
+        self.ids = IdReader(grid_from_ids)
 
     def matches(self, model: nn.Module) -> bool:
         """Whether `model` is of this family."""

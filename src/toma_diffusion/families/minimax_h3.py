@@ -9,7 +9,7 @@ from torch import Tensor
 from toma_diffusion.engine.arguments import Given
 from toma_diffusion.families.base import Family, Stack
 from toma_diffusion.families.builders import sequence_block
-from toma_diffusion.families.grids import video_from_ids
+from toma_diffusion.families.grids import IdReader, video_from_ids
 from toma_diffusion.merge.sites import PerToken
 from toma_diffusion.merge.state import Call
 
@@ -32,8 +32,10 @@ class MiniMaxH3(Family):
     model_class = "MiniMaxH3Transformer3DModel"
     supports = "MiniMaxH3Transformer3DModel (MiniMax-H3)"
     one_table = True
-    read_ids = staticmethod(video_from_ids)
     stacks = (Stack("transformer_blocks", "block", sequence_block(_before, ROTARY, MODULATION), left_whole=1 / 8),)
+
+    def __init__(self) -> None:
+        self.ids = IdReader(video_from_ids)
 
     def read_call(self, model: Any, given: Given) -> Call:
         """The grid is read from the positions, once per generation. Latents may have another precision than tokens."""

@@ -70,7 +70,8 @@ def _shift_and_scale(module: Any, given: Given, norm: str, modulation: str) -> T
     tokens = given.tokens
     parts = given[modulation].unsqueeze(1) if given[modulation].ndim == 2 else given[modulation]
     shift, scale, *_ = parts.split(tokens.shape[-1], dim=-1)
-    return (1 + scale) * _plain_norm(module, given, norm) + shift
+    normalized: Tensor = (1 + scale) * _plain_norm(module, given, norm) + shift
+    return normalized
 
 
 def _from_table(module: Any, given: Given, time: str, scale_first: bool, in_float32: bool) -> Tensor:
