@@ -14,7 +14,7 @@ from diffusers import (
 )
 from torch import nn
 
-from toma_diffusion import ToMAConfig
+from toma_diffusion import Merge
 
 SETTINGS = {"ratio": 0.5, "num_regions": 4, "skip_blocks": ()}
 """Small regions for small grids, and no block left alone."""
@@ -22,9 +22,8 @@ ONE_PLAN = SETTINGS | {"share": "plan", "guidance_parts": 1}
 """One plan for a kind of block and a pass, as in the paper: what is computed in a step is easily counted."""
 STRIDED = SETTINGS | {"selection": "strided"}
 """For comparisons that allow for rounding: rounding may turn a greedy choice."""
-PLAIN = ToMAConfig()
-"""What a model gets if nothing is named. A pipeline would get `toma-late`, which leaves small grids and half of the
-steps whole."""
+PLAIN = Merge()
+"""What merges if nothing is set."""
 
 
 def seeded(build: Callable[[], nn.Module]) -> nn.Module:
