@@ -186,9 +186,11 @@ def _build(model: nn.Module, family: Family | None, chosen: Chosen, session: Ses
         if obstacle is None:
             assert family is not None
             state, placements = _place(model, family, merging, chosen, session)
-        elif chosen.merge is not None:
+            obstacle = _nothing_merged(model, state, is_default=merging.skip_blocks is None)
+        if obstacle is not None and chosen.merge is not None:
             raise UsageError(obstacle)
-        else:
+        if obstacle is not None:
+            state, placements = None, []
             session.notes.add(f"no tokens are merged: {obstacle}")
     skipper = Skipper(model, chosen.skips_in, session) if skips else None
     session.techniques = [each for each in (state, skipper) if each is not None]
@@ -213,14 +215,18 @@ def _place(
     method = method_of(config)
     state = MergeState(config, session, family.read_call, chosen.merges_in, description=tuple(method.describe(config)))
     placements, state.records = method.place(config, blocks, reasons, state)
-    if all(record.left_alone is not None for record in state.records):
-        found = "; ".join(sorted({record.left_alone for record in state.records if record.left_alone}))
-        advice = "pass skip_blocks=()" if default else "change the settings"
-        raise UsageError(
-            f"nothing would be merged in this {type(model).__name__} "
-            f"({len(blocks)} transformer blocks: {found or 'it has no blocks'}): {advice}."
-        )
     return state, placements
+
+
+def _nothing_merged(model: nn.Module, state: MergeState, *, is_default: bool) -> str | None:
+    """Why no block of a model is merged, if none is."""
+    reasons = {record.left_alone for record in state.records}
+    if None in reasons:
+        return None
+    found = "; ".join(sorted(filter(None, reasons))) or "it has no blocks"
+    advice = "pass skip_blocks=()" if is_default else "change the settings"
+    blocks = f"{len(state.records)} transformer blocks"
+    return f"nothing would be merged in this {type(model).__name__} ({blocks}: {found}): {advice}."
 
 
 def _settle(merging: Merging, default: tuple[int, ...] | None) -> tuple[Merging, bool]:
