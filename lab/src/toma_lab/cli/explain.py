@@ -23,7 +23,7 @@ ONLY_WITHOUT_MODEL, ONLY_WITH_MODEL = ("assign", "scale", "size"), ("prompt", "s
 """Options that are refused in the other case."""
 
 
-@report_user_errors("report")
+@report_user_errors
 def explain(
     context: typer.Context,
     image: Annotated[Path | None, typer.Argument(help="An image file. Default: an image from this package.")] = None,
