@@ -86,7 +86,8 @@ class TestMergeMap:
     @pytest.mark.parametrize("region", ["tile", "stripe", "global"])
     @pytest.mark.parametrize("scale", [1e6, float("inf")])
     def test_targets_are_what_unmerging_copies_from(self, region, assign, scale):
-        config = Merge(ratio=0.5, num_regions=4, region=region, assign=assign, scale=scale)
+        divided = {} if region == "global" else {"num_regions": 4}
+        config = Merge(region=region, assign=assign, scale=scale, **divided)
         plan = MergePlan(GRID, config, batch_size=2)
         tokens = torch.randn(2, 64, 16)
         plan.update(tokens, Action.SELECT)

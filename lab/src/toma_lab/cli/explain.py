@@ -58,7 +58,8 @@ def explain(
     from toma_diffusion.files import check_writable
 
     console = Console(markup=False)
-    config = Merge(region=region, num_regions=num_regions, assign=assign, scale=scale, distance_weight=0.0)
+    divided = {} if region == "global" else {"num_regions": num_regions}
+    config = Merge(region=region, assign=assign, scale=scale, distance_weight=0.0, **divided)
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"output {str(output)!r} has no known format: end it in .png, .pdf or .svg.")
     if model and image is not None:
