@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
+from uuid import uuid4
 
 from toma_diffusion.errors import UsageError
 
@@ -40,7 +41,7 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a temporary file for text (`w`) or bytes (`wb`), which replaces `path` at the end of the `with` block. If
     the process dies before, the old file stays as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")  # processes of several machines may share a folder
     encoding, newline = (None, None) if "b" in mode else ("utf-8", "")
     try:
         with temporary.open(mode, encoding=encoding, newline=newline) as file:

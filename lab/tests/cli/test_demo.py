@@ -67,6 +67,6 @@ def test_without_the_model_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "toma_diffusion_demo", None)
     result = invoke("--output", str(tmp_path / "demo"))
     assert result.exit_code == 2
-    assert "pip install 'toma-diffusion[demo]'" in result.output
+    assert "pip install 'toma-diffusion-lab[demo]'" in result.output
     assert "pip install ./demo-model" in result.output
     assert not (tmp_path / "demo").exists()

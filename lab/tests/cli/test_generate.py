@@ -1,7 +1,5 @@
 """`toma generate`."""
 
-import sys
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,8 +9,6 @@ from toma_lab.pipelines import checkpoints
 from toma_lab.pipelines.checkpoints import load_pipeline
 from toma_lab.pipelines.generation import ImageRequest, generate_image, read_settings
 from typer.testing import CliRunner
-
-from toma_diffusion import ToMAConfig
 
 
 def invoke(*arguments: str):
@@ -25,11 +21,11 @@ def test_the_image_and_all_its_settings(tmp_path):
     result = invoke("--preset", "toma-stage:num_regions=4", "--ratio", "0.25", "--seed", "3", "--output", str(output))
     assert result.exit_code == 0, result.output
     assert "ToMA, ratio 0.25, level 0: 64 → 48 tokens (4 tiles of 4×4) in 2 blocks" in result.output
-    assert " s with ToMA, ratio 0.25" in result.output
+    assert " s with toma-stage 0.25, num_regions=4" in result.output
     settings = read_settings(output)
     assert settings["prompt"] == "a red apple"
     assert (settings["seed"], settings["steps"], settings["method"]) == (3, 2, "toma-stage:num_regions=4")
-    assert ToMAConfig.from_dict(settings["config"]) == ToMAConfig.from_preset("toma-stage", num_regions=4, ratio=0.25)
+    assert (settings["variant"]["config"]["num_regions"], settings["variant"]["config"]["ratio"]) == (4, 0.25)
     assert settings["torch"]
     assert settings["model"] == pipeline_folder().name  # not its path
     assert str(pipeline_folder().parent).encode() not in output.read_bytes()
@@ -65,14 +61,27 @@ def test_the_default_says_what_it_skipped(tmp_path):
     assert result.exit_code == 0, result.output
     assert "6 of 8 steps were computed (0, 1, " in result.output
     assert "2 skipped and predicted" in result.output
-    assert " s with 2 of 8 steps skipped" in result.output
+    assert " s with balanced" in result.output
     assert "note" not in result.output
 
 
 def test_other_methods_and_their_own_ratio(tmp_path):
     result = invoke("--preset", "todo", "--output", str(tmp_path / "image.png"))
     assert result.exit_code == 0, result.output
-    assert read_settings(tmp_path / "image.png")["config"]["ratio"] == 0.75
+    assert read_settings(tmp_path / "image.png")["variant"]["config"]["ratio"] == 0.75
+
+
+def test_a_ratio_alone_merges(tmp_path):
+    result = invoke("--ratio", "0.75", "--output", str(tmp_path / "image.png"))
+    assert result.exit_code == 0, result.output
+    assert "64 → 16 tokens" in result.output
+
+
+def test_a_shortcut(tmp_path):
+    result = invoke("--preset", "steps:1", "--output", str(tmp_path / "image.png"))
+    assert result.exit_code == 0, result.output
+    assert "1 steps are taken in place of 2." in result.output
+    assert read_settings(tmp_path / "image.png")["steps"] == 1
 
 
 @pytest.mark.parametrize(
@@ -108,21 +117,16 @@ def test_brackets_in_a_name_are_no_markup(tmp_path):
     assert "a[/b] [red].png" in result.output
 
 
-def test_only_a_comparison_needs_the_metrics(tmp_path, monkeypatch):
-    for name in {"torchmetrics", *sys.modules}:
-        if name.startswith(("torchmetrics", "toma_lab.metrics")):
-            monkeypatch.setitem(sys.modules, name, None)
-    result = invoke("--output", str(tmp_path / "image.png"))
-    assert result.exit_code == 0, result.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--output", "image.jpg"], "'image.jpg' has an ending that is not supported"),
         (["--ratio", "1.5"], "ratio=1.5 is not allowed"),
         (["--preset", "fats"], "Did you mean 'fast'?"),
-        (["--preset", "todo", "--ratio", "0.5"], "ratio=0.5 is not allowed"),
+        (["--preset", "todo", "--ratio", "0.5"], "todo cannot have ratio 0.5"),
+        (["--preset", "fast", "--ratio", "0.75"], "ratio 0.75 of fast"),
+        (["--preset", "steps:1", "--ratio", "0.5"], "steps merges no tokens: leave --ratio 0.5 out"),
+        (["--guidance", "nan"], "guidance=nan is not allowed"),
         (["--steps", "0"], "steps=0 is not allowed"),
         (["--model", "nowhere"], "'nowhere' is not known"),
         (["--dtype", "half"], "'half' is not known"),

@@ -6,10 +6,9 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 from PIL import Image
-from tiny_clips import FRAMES, SIZE, array, clip_folder, moving
+from tiny_clips import FRAMES, SIZE, array, clip_folder
 from tiny_text import pipeline_folder
 from toma_lab.cli import app
-from toma_lab.cli.generated import side_by_side
 from toma_lab.pipelines.checkpoints import load_pipeline
 from toma_lab.pipelines.clips import ClipRequest, generate_clip, settings_path
 from typer.testing import CliRunner
@@ -40,21 +39,9 @@ def test_a_clip_and_all_its_settings(tmp_path):
     settings = json.loads(settings_path(output).read_text())
     assert (settings["prompt"], settings["seed"], settings["steps"]) == ("a red apple", 3, 2)
     assert (settings["frames"], settings["fps"], settings["method"]) == (FRAMES, 8.0, MERGING[1])
-    assert settings["config"]["num_regions"] == 4
+    assert settings["variant"]["config"]["num_regions"] == 4
     assert settings["model"] == clip_folder().name  # not its path
     assert str(clip_folder().parent).encode() not in output.read_bytes()
-
-
-def test_the_demo_model_of_clips(tmp_path):
-    output = tmp_path / "apple.mp4"
-    arguments = ["3d emoji of a red apple, moving left over a plain blue ground", "--model", "bundled-video"]
-    arguments += ["--frames", "2", "--steps", "2", "--preset", "toma-stage", "--device", "cpu", "--output", str(output)]
-    result = CliRunner().invoke(app, ["generate", *arguments], env={"COLUMNS": "300"})
-    assert result.exit_code == 0, result.output
-    assert "2 frames of 256×256 at 8 per second" in result.output
-    assert decoded(output).shape == (2, 256, 256, 3)
-    settings = json.loads(settings_path(output).read_text())
-    assert (settings["model"], settings["frames"]) == ("bundled-video", 2)
 
 
 def test_compared_with_the_unmerged_clip(tmp_path):
@@ -78,15 +65,8 @@ def test_compared_with_the_unmerged_clip(tmp_path):
     assert np.abs(left - original).mean() < 6
     assert np.abs(right - merged).mean() < 6
     of_original = json.loads((tmp_path / "both-original.mp4.json").read_text())
-    assert of_original["config"] is None
+    assert of_original["variant"] is None
     assert float(json.loads((tmp_path / "both.mp4.json").read_text())["psnr"]) > 0
-
-
-def test_every_frame_is_beside_its_own():
-    left, right = moving(), moving(color=(0, 200, 200))
-    both = array(side_by_side(left, right, ["one", "other"]))
-    assert np.array_equal(both[:, 8:32, 8:41], array(left))
-    assert np.array_equal(both[:, 8:32, 49:82], array(right))
 
 
 def test_from_an_image(tmp_path):

@@ -5,13 +5,16 @@ import pytest
 import torch
 from PIL import Image
 from tiny_text import text_pipeline
-from toma_lab.inspection.clusters import ClusterRecorder, choose_evenly, kmeans, plot_clusters, recolor, short_name
+from toma_lab.inspection.clusters import ClusterRecorder, plot_clusters, recolor, short_name
+from toma_lab.inspection.figures import choose_evenly
 from toma_lab.inspection.merge_map import MergeMapRecorder, plot_merge_maps, targets_of
 from toma_lab.inspection.overlap import OverlapRecorder
 from toma_lab.inspection.watch import BlockInput
 from toma_lab.pipelines.generation import ImageRequest, generate_image
 
-from toma_diffusion import Action, Grid, MergePlan, ToMAConfig, apply_toma
+from toma_diffusion import Merge, speed_up
+from toma_diffusion.merge import Action, Grid, MergePlan
+from toma_diffusion.others import ToDo
 
 GRID = Grid(8, 8)
 
@@ -23,7 +26,7 @@ def block_input(step: int, tokens: torch.Tensor, block: str = "a") -> BlockInput
 class TestOverlap:
     def test_compared_with_the_first_step_of_each_ten_block_by_block(self):
         tokens, others = torch.randn(2, 64, 16)
-        recorder = OverlapRecorder(ToMAConfig(ratio=0.5, num_regions=4))
+        recorder = OverlapRecorder(Merge(ratio=0.5, num_regions=4))
         for step in range(21):
             recorder(block_input(step, tokens if step < 5 else others))
             recorder(block_input(step, tokens, block="b"))
@@ -50,30 +53,6 @@ class TestClusters:
         recolored = recolor(image, grid, labels).reshape(64, 3)
         assert torch.allclose(recolored[left], torch.tensor([1.0, 0, 0]))
         assert torch.allclose(recolored[~left], torch.tensor([0, 0, 1.0]))
-
-    def test_kmeans_finds_separate_groups_and_is_deterministic(self):
-        centers = 10 * torch.eye(5, 8)
-        expected = torch.arange(200) % 5
-        tokens = centers[expected] + 0.1 * torch.randn(200, 8)
-        labels = kmeans(tokens, 5)
-        assert len({(one, other) for one, other in zip(expected.tolist(), labels.tolist(), strict=True)}) == 5
-        torch.manual_seed(1)  # torch's own random state has no influence
-        assert torch.equal(kmeans(tokens, 5), labels)
-
-    def test_kmeans_is_about_as_good_as_scikit_learn(self):
-        from sklearn.cluster import KMeans
-
-        tokens = torch.randn(512, 16)
-        labels = kmeans(tokens, 24)
-        error = sum(
-            float((part - part.mean(dim=0)).square().sum()) for part in (tokens[labels == k] for k in range(24))
-        )
-        assert error < 1.03 * KMeans(24, n_init=3, random_state=0).fit(tokens.numpy()).inertia_
-
-    @pytest.mark.parametrize(("size", "count"), [(1, 1), (7, 7), (16, 4)])
-    def test_kmeans_of_equal_and_of_few_tokens(self, size, count):
-        assert set(kmeans(torch.ones(size, 3), count).tolist()) == {0}
-        assert len(set(kmeans(torch.arange(size).float()[:, None], count).tolist())) == count
 
     def test_a_prompt_is_no_formula_and_is_not_cut(self, tmp_path):
         recorder = ClusterRecorder([0], ["a"])
@@ -107,7 +86,8 @@ class TestMergeMap:
     @pytest.mark.parametrize("region", ["tile", "stripe", "global"])
     @pytest.mark.parametrize("scale", [1e6, float("inf")])
     def test_targets_are_what_unmerging_copies_from(self, region, assign, scale):
-        config = ToMAConfig(ratio=0.5, num_regions=4, region=region, assign=assign, scale=scale)
+        divided = {} if region == "global" else {"num_regions": 4}
+        config = Merge(region=region, assign=assign, scale=scale, **divided)
         plan = MergePlan(GRID, config, batch_size=2)
         tokens = torch.randn(2, 64, 16)
         plan.update(tokens, Action.SELECT)
@@ -121,7 +101,7 @@ class TestMergeMap:
 
     def test_plans_are_noted_when_they_change(self, tmp_path):
         pipe = text_pipeline()
-        with apply_toma(pipe, ToMAConfig(ratio=0.5, num_regions=4, select_every=4, reweigh_every=4)) as handle:
+        with speed_up(pipe, merge=Merge(num_regions=4, select_every=4)) as handle:
             recorder = MergeMapRecorder(handle)
             image = generate_image(pipe, ImageRequest("a shoe", steps=9), recorder)
         assert [(one.kind, one.step) for one in recorder.maps if one.kind == "level 0"] == [
@@ -138,5 +118,5 @@ class TestMergeMap:
 
     def test_other_methods_are_refused(self):
         pipe = text_pipeline()
-        with apply_toma(pipe, "todo") as handle, pytest.raises(ValueError, match="ToDo has no destinations"):
+        with speed_up(pipe, merge=ToDo()) as handle, pytest.raises(ValueError, match="ToDo has no destinations"):
             generate_image(pipe, ImageRequest("a shoe", steps=1), MergeMapRecorder(handle))

@@ -11,11 +11,11 @@ from toma_lab.cli import app
 from toma_lab.inspection.photograph import RATIOS, SAMPLE, SELECTIONS, load_photograph, reconstructions
 from typer.testing import CliRunner
 
-from toma_diffusion import ToMAConfig
+from toma_diffusion import Merge
 
 
 def psnr_by_cell(photograph: torch.Tensor, **settings) -> dict[tuple[str, float], float]:
-    return {(r.selection, r.ratio): r.psnr for r in reconstructions(photograph, ToMAConfig(**settings))}
+    return {(r.selection, r.ratio): r.psnr for r in reconstructions(photograph, Merge(**settings))}
 
 
 def test_an_image_comes_with_the_package():
@@ -32,15 +32,8 @@ class TestReconstructions:
         for selection in SELECTIONS:
             assert psnr[selection, 0.25] > psnr[selection, 0.5] > psnr[selection, 0.75]
 
-    def test_nothing_merged_is_the_original(self):
-        photograph = load_photograph(size=128)
-        (result,) = reconstructions(photograph, ToMAConfig(), ratios=(0.0,), selections=("facility-location",))
-        assert torch.equal(result.image, photograph)
-        assert result.psnr == float("inf")
-        assert result.kept.all()
-
     def test_token_counts(self):
-        results = list(reconstructions(load_photograph(size=128), ToMAConfig(num_regions=4), selections=("strided",)))
+        results = list(reconstructions(load_photograph(size=128), Merge(num_regions=4), selections=("strided",)))
         assert [(r.tokens_before, r.tokens_after, int(r.kept.sum())) for r in results] == [
             (256, 192, 192),
             (256, 128, 128),

@@ -7,9 +7,10 @@ from tiny_text import text_pipeline
 from toma_lab.inspection.watch import watch
 from toma_lab.pipelines.generation import ImageRequest, generate_image
 
-from toma_diffusion import apply_toma
+from toma_diffusion import Merge, speed_up
 from toma_diffusion.engine.install import find_root
 from toma_diffusion.families import find_family
+from toma_diffusion.merge import Action, MergePlan
 
 
 @pytest.mark.parametrize("family", PIPELINES)
@@ -34,16 +35,14 @@ def test_every_block_is_seen_in_every_step_and_nothing_changes(family):
 
 def test_tokens_are_those_that_destinations_are_chosen_among():
     """At the leading site of a merged model the same tokens come in: the choice is the same."""
-    from toma_diffusion import Action, MergePlan, ToMAConfig
-
     pipe, request = text_pipeline(), ImageRequest("a shoe", steps=1)
-    config = ToMAConfig(ratio=0.5, num_regions=4)
+    config = Merge(num_regions=4)
     seen = []
     with watch(pipe, seen.append):
         generate_image(pipe, request)
-    with apply_toma(pipe, config) as handle:
+    with speed_up(pipe, merge=config) as handle:
         generate_image(pipe, request)
-        plan = find_root(handle.model).state.plan_of("level 0")
+        plan = find_root(handle.model).inside.plan_of("level 0")
     alone = MergePlan(seen[0].grid, config, batch_size=1)
     alone.update(seen[0].tokens[None], Action.SELECT)
     assert torch.equal(alone.positions[0], plan.positions[-1])
@@ -51,7 +50,7 @@ def test_tokens_are_those_that_destinations_are_chosen_among():
 
 def test_merged_models_and_strangers_are_refused():
     pipe = text_pipeline()
-    with apply_toma(pipe), pytest.raises(RuntimeError, match="call remove_toma first"), watch(pipe, print):
+    with speed_up(pipe), pytest.raises(RuntimeError, match=r"call handle.remove\(\) first"), watch(pipe, print):
         pass
     with pytest.raises(ValueError, match="Linear is not supported"), watch(torch.nn.Linear(1, 1), print):
         pass

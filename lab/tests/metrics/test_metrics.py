@@ -82,7 +82,7 @@ class TestLpips:
         save_file(ones, tmp_path / "ones.safetensors")
         metric = Lpips(tmp_path / "ones.safetensors", CPU)
         sample = Sample(noise(0), "", noise(1))
-        activations = [metric.network._activations(pixels) for pixels in (sample.pixels, sample.reference_pixels)]
+        activations = [metric.network.activations(pixels) for pixels in (sample.pixels, sample.reference_pixels)]
         expected = sum(
             float((2 - 2 * torch.cosine_similarity(one, other, dim=1)).mean())
             for one, other in zip(*activations, strict=True)

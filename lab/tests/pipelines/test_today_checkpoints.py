@@ -1,21 +1,15 @@
-"""Pipelines of the families that came after Flux.1: opened from folders, guided, merged, compared and tuned."""
+"""Pipelines of the families that came after Flux.1: opened from folders, guided and merged."""
 
-import csv
-from types import SimpleNamespace
-
-import diffusers
 import numpy as np
 import pytest
 import torch
-from tiny_text import PROMPTS
 from tiny_today_checkpoints import PIPELINES, checkpoint
 from toma_lab.cli import app
 from toma_lab.pipelines.checkpoints import load_pipeline, open_pipeline
-from toma_lab.pipelines.generation import ImageRequest, _arguments, generate_image, read_settings
+from toma_lab.pipelines.generation import ImageRequest, generate_image, read_settings
 from typer.testing import CliRunner
 
 from toma_diffusion import UsageError
-from toma_diffusion.tuned import Tuned
 
 SIZE = {"width": 128, "height": 128}
 each_pipeline = pytest.mark.parametrize("name", PIPELINES)
@@ -69,54 +63,6 @@ def test_generate(name, tmp_path):
     assert read_settings(output)["model"] == checkpoint(name).name
 
 
-@needs("qwen-image")
-def test_the_default_of_generate_skips(tmp_path):
-    size = ("--width", 128, "--height", 128)
-    result = invoke("generate", "qwen-image", "a shoe", *size, "--steps", 8, "--output", tmp_path / "shoe.png")
-    assert result.exit_code == 0, result.output
-    assert "6 of 8 steps were computed" in result.output
-
-
-@pytest.fixture
-def prompts(tmp_path):
-    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS[:2]))
-    return tmp_path / "prompts.txt"
-
-
-@pytest.mark.parametrize("name", [name for name in ("z-image", "chroma") if name in PIPELINES])
-def test_eval(name, prompts, tmp_path):
-    methods = ("--methods", "toma-stage:num_regions=4,fast:computed=3", "--ratios", 0.5, "--metrics", "psnr")
-    few = ("--prompts", prompts, "--size", 128, "--steps", 4)
-    result = invoke("eval", name, *few, *methods, "--output", tmp_path / "run")
-    assert result.exit_code == 0, result.output
-    with (tmp_path / "run" / "table.csv").open(newline="") as file:
-        psnr = {row["method"]: row["psnr"] for row in csv.DictReader(file)}
-    assert list(psnr) == ["baseline", "noise floor", "toma-stage", "fast"]
-    assert all(10 < float(psnr[method]) < float(psnr["noise floor"]) for method in ("toma-stage", "fast"))
-
-
-@needs("z-image")
-def test_tune(prompts, tmp_path):
-    few = ("--prompts", prompts, "--size", 128, "--steps", 4, "--budget", "small", "--min-psnr", 5)
-    result = invoke("tune", "z-image", *few, "--output", tmp_path / "run")
-    assert result.exit_code in (0, 1), result.output  # on a busy machine nothing may be faster
-    assert "The answer" in result.output
-    assert Tuned.read(tmp_path / "run" / "tuned.json").model_class == "ZImageTransformer2DModel"
-
-
-@pytest.mark.parametrize("name", [name for name in ("z-image", "krea2") if name in PIPELINES])
-def test_bench_of_a_folder_with_the_whole_pipeline(name, tmp_path):
-    few = ("--resolution", 128, "--steps", 2, "--repeats", 1, "--methods", "toma-stage:num_regions=4", "--ratios", 0.5)
-    result = invoke("bench", name, *few, "--bounds", "none", "--pipeline", "--output", tmp_path / "rows.csv")
-    assert result.exit_code == 0, result.output
-    with (tmp_path / "rows.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["method"], row["batch"]) for row in rows] == [
-        (method, "2" if name == "z-image" else "1") for method in ("baseline", "toma-stage")
-    ]
-    assert all(row["pipeline_s"] for row in rows)
-
-
 @needs("flux2-klein")
 def test_what_a_pipeline_does_not_take_is_refused():
     pipe = load_pipeline(str(checkpoint("flux2-klein")), device="cpu")
@@ -129,12 +75,3 @@ def test_what_the_call_itself_refuses_is_the_user_s_mistake():
     pipe = load_pipeline(str(checkpoint("z-image")), device="cpu")
     with pytest.raises(UsageError, match=r"ZImagePipeline does not accept these settings: .*divisible by 16"):
         generate_image(pipe, ImageRequest("a shoe", steps=1, width=100, height=128))
-
-
-@pytest.mark.skipif(not hasattr(diffusers, "QwenImage21Pipeline"), reason="needs a newer diffusers")
-def test_guidance_of_a_pipeline_that_takes_it_in_no_other_way():
-    """Its processor needs torchvision, so the arguments alone are looked at."""
-    pipe = SimpleNamespace(__call__=diffusers.QwenImage21Pipeline.__call__, transformer=SimpleNamespace(config={}))
-    given = _arguments(pipe, [ImageRequest("a shoe", guidance=4.0)])
-    assert (given["true_cfg_scale"], given["negative_prompt"]) == (4.0, "")
-    assert not {"true_cfg_scale", "negative_prompt"} & set(_arguments(pipe, [ImageRequest("a shoe")]))

@@ -1,7 +1,7 @@
 """Images on one sheet."""
 
 from PIL import Image
-from toma_lab.report.sheet import GAP, make_sheet
+from toma_lab.report.pictures import GAP, make_sheet
 
 
 def test_images_stand_in_rows_with_their_captions_below():

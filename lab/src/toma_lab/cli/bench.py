@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SIZES = ("auto", "real", "small")
 
 
-@report_user_errors("metrics")
+@report_user_errors
 def bench(
     model: Annotated[
         str,

@@ -37,7 +37,7 @@ METRICS = ("mse", "psnr", "ssim", "lpips")
 GRID = "grid.png"
 
 
-@report_user_errors("demo")
+@report_user_errors
 def demo(
     output: Annotated[Path, typer.Option(help="Folder to write to. A run that is already there is resumed.")] = Path(
         "demo"
@@ -159,7 +159,7 @@ def _write_grid(folder: RunFolder) -> Path:
     from PIL import Image
 
     from toma_lab.pipelines.generation import write_png
-    from toma_lab.report.sheet import make_sheet
+    from toma_lab.report.pictures import make_sheet
 
     variants = folder.plan.variants
     images, captions = [], []

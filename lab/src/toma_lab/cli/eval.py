@@ -21,7 +21,7 @@ METHODS, RATIOS, STEPS = "balanced,fast,toma-stage,tomesd", "0.25,0.5,0.75", 20
 PAPER_STEPS, PAPER_STEPS_OF_FLUX = 50, 35
 
 
-@report_user_errors("metrics")
+@report_user_errors
 def evaluate_command(
     prompts: Annotated[
         str, typer.Option(help="A text file, one prompt per line; a CSV file with a column prompt; or imagenet.")

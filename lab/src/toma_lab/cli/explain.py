@@ -13,7 +13,7 @@ from toma_lab.cli.options import find_device, report_user_errors
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from toma_diffusion.merge.config import ToMAConfig
+    from toma_diffusion import Merge
 
 PROMPT = "3d emoji of a red apple"
 """One that the demo model was trained on."""
@@ -23,7 +23,7 @@ ONLY_WITHOUT_MODEL, ONLY_WITH_MODEL = ("assign", "scale", "size"), ("prompt", "s
 """Options that are refused in the other case."""
 
 
-@report_user_errors("report")
+@report_user_errors
 def explain(
     context: typer.Context,
     image: Annotated[Path | None, typer.Argument(help="An image file. Default: an image from this package.")] = None,
@@ -54,11 +54,12 @@ def explain(
     """
     from rich.console import Console
 
+    from toma_diffusion import Merge
     from toma_diffusion.files import check_writable
-    from toma_diffusion.merge.config import ToMAConfig
 
     console = Console(markup=False)
-    config = ToMAConfig(region=region, num_regions=num_regions, assign=assign, scale=scale, distance_weight=0.0)
+    divided = {} if region == "global" else {"num_regions": num_regions}
+    config = Merge(region=region, assign=assign, scale=scale, distance_weight=0.0, **divided)
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"output {str(output)!r} has no known format: end it in .png, .pdf or .svg.")
     if model and image is not None:
@@ -74,7 +75,7 @@ def explain(
         _explain_photograph(console, config, output, image, size)
 
 
-def _explain_photograph(console: Console, config: ToMAConfig, output: Path, image: Path | None, size: int) -> None:
+def _explain_photograph(console: Console, config: Merge, output: Path, image: Path | None, size: int) -> None:
     import torch
     from rich.progress import track
     from rich.table import Table
@@ -82,6 +83,7 @@ def _explain_photograph(console: Console, config: ToMAConfig, output: Path, imag
     from toma_diffusion import __version__
     from toma_diffusion.merge import Grid, Regions
     from toma_lab.inspection import photograph as method
+    from toma_lab.inspection.figures import write_rows
 
     photograph = method.load_photograph(image, size)
     total = len(method.SELECTIONS) * len(method.RATIOS)
@@ -111,13 +113,13 @@ def _explain_photograph(console: Console, config: ToMAConfig, output: Path, imag
         "toma_diffusion": __version__,
         "torch": torch.__version__,
     }
-    method.write_rows(results, facts, rows)
+    write_rows([each.row for each in results], facts, rows)
     console.print(f"Wrote {output} and {rows}", soft_wrap=True)
 
 
 def _explain_model(
     console: Console,
-    config: ToMAConfig,
+    config: Merge,
     output: Path,
     model: str,
     prompt: str,
@@ -129,8 +131,9 @@ def _explain_model(
     from rich.progress import Progress
 
     from toma_diffusion import __version__
-    from toma_lab.inspection.clusters import MOST_COLUMNS, MOST_ROWS, ClusterRecorder, choose_evenly, plot_clusters
-    from toma_lab.inspection.overlap import OverlapRecorder, plot_overlap, write_rows
+    from toma_lab.inspection.clusters import MOST_COLUMNS, MOST_ROWS, ClusterRecorder, plot_clusters
+    from toma_lab.inspection.figures import choose_evenly, write_rows
+    from toma_lab.inspection.overlap import OverlapRecorder, plot_overlap
     from toma_lab.inspection.watch import BlockInput, watch
     from toma_lab.pipelines.checkpoints import load_pipeline, public_name, steps_and_guidance
     from toma_lab.pipelines.generation import ImageRequest, generate_image
@@ -168,5 +171,5 @@ def _explain_model(
         "toma_diffusion": __version__,
         "torch": torch.__version__,
     }
-    write_rows(overlap.shares, facts, written[2])
+    write_rows([each.row for each in overlap.shares], facts, written[2])
     console.print(f"Wrote {', '.join(map(str, written))}", soft_wrap=True, highlight=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,17 +13,22 @@ from toma_diffusion.errors import UsageError
 from toma_lab.cli.options import find_device, report_user_errors
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from rich.console import Console
-    from toma_diffusion.engine.summary import Summary
+    from toma_diffusion.summary import Summary
 
-    from toma_diffusion.handle import ToMAHandle
-    from toma_lab.cli.generated import Generated
+    from toma_diffusion.tuned import Tuned
+    from toma_lab.evaluation import Variant
+    from toma_lab.evaluation.variants import VariantSpec
+    from toma_lab.pipelines.clips import Clip
     from toma_lab.pipelines.generation import ImageRequest
 
 STEPS = 20
+DEFAULT, DEFAULT_WITH_RATIO = "balanced", "toma-stage"
+PNG, MP4 = ".png", ".mp4"
 
 
-@report_user_errors("metrics,report")
+@report_user_errors
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt.")],
     model: Annotated[
@@ -37,8 +44,8 @@ def generate(
     preset: Annotated[
         str,
         typer.Option(
-            help="A preset, with optional settings (fast:computed=10, or toma-stage:num_regions=256), or tomesd, tofu, "
-            "todo. Default: balanced."
+            help="As in toma eval: a preset, a variant of ToMA or another method, with optional settings "
+            "(toma-stage:num_regions=256), or a shortcut (steps:14). Default: balanced; with --ratio toma-stage."
         ),
     ] = "",
     config: Annotated[
@@ -61,8 +68,8 @@ def generate(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="The file to write: toma.png, or of a clip toma.mp4. Its metadata holds all settings; those of a clip "
-            "are in toma.mp4.json too."
+            help="The file to write: toma.png, with all settings in its metadata, or of a clip toma.mp4, with them in "
+            "toma.mp4.json."
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
@@ -72,111 +79,157 @@ def generate(
     mp4."""
     from rich.console import Console
 
-    from toma_diffusion import apply_toma
-    from toma_diffusion.api import DEFAULT_PRESET
     from toma_diffusion.files import check_writable
     from toma_diffusion.tuned import Tuned
-    from toma_lab.cli import generated
-    from toma_lab.cli.generate_tuned import check_options, generate_tuned
-    from toma_lab.experiments.cells import MethodSpec
+    from toma_lab.evaluation.variants import VariantSpec
     from toma_lab.pipelines.checkpoints import load_pipeline, public_name, steps_and_guidance
-    from toma_lab.pipelines.clips import settings_of
-    from toma_lab.pipelines.generation import ImageRequest, makes_clips
+    from toma_lab.pipelines.generation import ImageRequest
 
-    console = Console(markup=False)
-    generated.check_ending(output)
-    if compare:
-        _check_installed("matplotlib", "torchmetrics")
+    console = Console(markup=False, highlight=False, soft_wrap=True)
+    if output is not None and output.suffix not in (PNG, MP4):
+        raise UsageError(
+            f"output {str(output)!r} has an ending that is not supported: use {PNG} for an image, {MP4} for a clip."
+        )
     tuned = None if config is None else Tuned.read(config)
+    if tuned is not None and (preset or ratio is not None):
+        raise UsageError(
+            f"--config sets the method and all its settings: leave "
+            f"{f'--preset {preset}' if preset else f'--ratio {ratio:g}'} out."
+        )
     if tuned is not None:
-        check_options(tuned, preset, ratio, steps)
+        tuned.check_steps(tuned.num_steps if steps is None else steps)
         steps = tuned.num_steps
+    preset = preset or (DEFAULT if ratio is None else DEFAULT_WITH_RATIO)
+    spec = VariantSpec.parse(preset)
     request = ImageRequest(
         prompt, seed, *steps_and_guidance(model, steps, guidance, STEPS), width, height, negative_prompt
     )
-    method = MethodSpec.parse(preset) if preset else None
-    changes: dict[str, Any] = {} if ratio is None else {"ratio": ratio}
     pipe: Any = load_pipeline(model, str(find_device(device)), dtype or None)
-    request = generated.request_of(pipe, request, frames, fps, image)
-    path = generated.output_of(pipe, output)
-    about: dict[str, Any] = {
+    request = _request_of(pipe, request, frames, fps, image)
+    variant = _variant_of(pipe, spec, ratio) if tuned is None else _variant_of_file(pipe, tuned)
+    path = _output_of(pipe, output)
+    check_writable(path)
+    about = {
         "model": public_name(model),
         "device": str(pipe.device),
         "dtype": str(pipe.dtype).removeprefix("torch."),
         **_versions(),
+        "method": preset if tuned is None else tuned.method,
     }
-    if tuned is not None:
-        tuned.check_thing(pipe, makes_clips=makes_clips(pipe))
-        check_writable(path)
-        files = generate_tuned(tuned, pipe, request, console, _generate, path, compare=compare)
-        _write(console, {each: (made, about | noted) for each, (made, noted) in files.items()})
-        return
-    handle = (
-        apply_toma(pipe, **changes)
-        if method is None
-        else apply_toma(pipe, method.preset, **dict(method.overrides) | changes)
-    )
-    check_writable(path)
+    files = _generate_both(console, pipe, request, variant, path, tuned, compare=compare)
+    for each, (made, settings) in files.items():
+        console.print(f"Wrote {', '.join(map(str, _write(made, each, about | settings)))}")
 
+
+Files = dict[Path, "tuple[Image | Clip, dict[str, Any]]"]
+"""What to write, with the settings to note in each."""
+
+
+def _generate_both(
+    console: Console,
+    pipe: Any,
+    request: ImageRequest,
+    variant: Variant,
+    path: Path,
+    tuned: Tuned | None,
+    *,
+    compare: bool,
+) -> Files:
+    """Generate, and print what is done and how long it took. `request` is as it would be of the original."""
+    from toma_lab.evaluation.run import applied, fitted, warm_up
+    from toma_lab.pipelines.clips import Clip, settings_of
+    from toma_lab.tune.setting import in_sentences
+
+    own = replace(request, steps=variant.requested_steps(request.steps))
+    variant = fitted(pipe, variant, own, request.steps)
+    if tuned is not None or variant.config is None:
+        console.print("\n".join(in_sentences(variant, request.steps)))
     if compare:
-        _warm_up(pipe, handle, request)
-    made, seconds = _generate(pipe, request, console, "generating")
-    summary = handle.summary()
-    for line in [*generated.describe(pipe, made), *_in_short(summary)]:
-        console.print(line, highlight=False)
-    settings = {
-        **about,
-        **settings_of(request),
-        "method": preset or DEFAULT_PRESET,
-        "config": summary.config.to_dict(),
-        "seconds": round(seconds, 3),
-    }
-    files = {path: (made, settings)}
-    if compare:
-        handle.enabled = False
-        original, original_seconds = _generate(pipe, request, console, "generating the original")
-        psnr = generated.psnr_of(made, original, prompt)
-        console.print(f"{original_seconds:.2f} s as it is", highlight=False)
-        result = f"{seconds:.2f} s, {original_seconds / seconds:.2f}× as fast, PSNR {psnr:.1f} dB"
-        both = settings | {"original_seconds": round(original_seconds, 3), "psnr": f"{psnr:.3f}"}
-        captions = [f"original: {original_seconds:.2f} s", f"{_title(summary)}: {result}"]
-        of_original = settings | {"method": None, "config": None, "seconds": round(original_seconds, 3)}
-        files = generated.compared(path, (original, of_original), (made, settings), captions, both)
-    else:
-        result = f"{seconds:.2f} s"
-    console.print(f"{result} with {_title(summary)}", highlight=False)
-    _write(console, files)
-
-
-def _write(console: Console, files: dict[Path, tuple[Generated, dict[str, Any]]]) -> None:
-    from toma_lab.cli import generated
-
-    for path, (made, settings) in files.items():
-        written = generated.write(made, path, settings)
-        console.print(f"Wrote {', '.join(map(str, written))}", soft_wrap=True, highlight=False)
-
-
-def _check_installed(*packages: str) -> None:
-    from importlib.util import find_spec
-
-    for package in packages:
-        if find_spec(package) is None:
-            raise UsageError(f"--compare needs {package}: pip install 'toma-diffusion[metrics,report]'.")
-
-
-def _warm_up(pipe: Any, handle: ToMAHandle, request: ImageRequest) -> None:
-    """Generate without and with acceleration, so that neither time includes what happens only once."""
-    from toma_lab.evaluation.run import warm_up
-
-    for enabled in (False, True):
-        handle.enabled = enabled
         warm_up(pipe, [request])
+    with applied(pipe, variant, request.steps) as handle:
+        if compare:
+            warm_up(pipe, [own])
+        made, seconds = _timed(console, pipe, own, "generating")
+        lines = [] if handle is None else _in_short(handle.summary())
+    console.print("\n".join([*_about_clip(pipe, made, tuned), *lines]))
+    settings = {**settings_of(own), "variant": variant.to_dict(), "seconds": round(seconds, 3)}
+    if not compare:
+        console.print(f"{seconds:.2f} s with {variant.title}")
+        return {path: (made, settings)}
+
+    original, original_seconds = _timed(console, pipe, request, "generating the original")
+    psnr = _psnr(made, original, request.prompt)
+    result = f"{seconds:.2f} s, {original_seconds / seconds:.2f}× as fast, PSNR {psnr:.1f} dB"
+    console.print(f"{original_seconds:.2f} s as it is\n{result} with {variant.title}")
+    captions = [f"original: {original_seconds:.2f} s", f"{variant.title}: {result}"]
+    both = settings | {"original_seconds": round(original_seconds, 3), "psnr": f"{psnr:.3f}"}
+    files: Files = {path: (_side_by_side(original, made, captions), both)}
+    if isinstance(made, Clip):
+        of_original = {**settings_of(request), "variant": None, "seconds": round(original_seconds, 3)}
+        files[path.with_stem(f"{path.stem}-original")] = original, of_original
+        files[path.with_stem(f"{path.stem}-accelerated")] = made, settings
+    return files
 
 
-def _generate(pipe: Any, request: ImageRequest, console: Console, what: str) -> tuple[Any, float]:
+def _variant_of(pipe: Any, spec: VariantSpec, ratio: float | None) -> Variant:
+    from toma_diffusion.others import named_config
+    from toma_lab.evaluation.variants import variants_of
+
+    if spec.merging is None:
+        if ratio is not None:
+            raise UsageError(f"{spec.shortcuts[0].name} merges no tokens: leave --ratio {ratio:g} out.")
+        return variants_of(pipe, [spec], [])[0]
+    own = named_config(spec.merging.preset, dict(spec.merging.overrides)).ratio
+    if ratio is not None and (refused := spec.impossible([ratio])):
+        raise UsageError(refused[0])
+    return variants_of(pipe, [spec], [own if ratio is None else ratio])[0]
+
+
+def _variant_of_file(pipe: Any, tuned: Tuned) -> Variant:
+    from toma_diffusion.api import find_denoisers
+    from toma_lab.pipelines.generation import makes_clips
+    from toma_lab.tune.setting import from_file
+
+    tuned.check_thing(pipe, makes_clips=makes_clips(pipe))
+    for model in find_denoisers(pipe):
+        tuned.check_model(model)
+    variant = from_file(tuned)
+    for shortcut in variant.shortcuts:
+        shortcut.check_on(pipe)
+    return variant
+
+
+def _request_of(
+    pipe: Any, request: ImageRequest, frames: int | None, fps: float | None, image: Path | None
+) -> ImageRequest:
+    """The request with what is asked of a clip, checked against the pipeline."""
+    from toma_lab.pipelines.clips import ClipRequest, check_request
+    from toma_lab.pipelines.generation import makes_clips
+
+    if not makes_clips(pipe) and (frames, fps, image) == (None, None, None):
+        return request
+    of_clip = ClipRequest(**vars(request), frames=frames, fps=fps, image=image)
+    check_request(pipe, of_clip)
+    return of_clip
+
+
+def _output_of(pipe: Any, output: Path | None) -> Path:
+    """Where the image or clip goes. Raises if it cannot be written there."""
+    from toma_lab.pipelines.clips import check_ffmpeg
+    from toma_lab.pipelines.generation import makes_clips
+
+    ending, what = (MP4, "a clip") if makes_clips(pipe) else (PNG, "an image")
+    if ending == MP4:
+        check_ffmpeg()
+    if output is not None and output.suffix != ending:
+        raise UsageError(
+            f"output {str(output)!r} does not fit a {type(pipe).__name__}, which generates {what}: end it in {ending}."
+        )
+    return output or Path(f"toma{ending}")
+
+
+def _timed(console: Console, pipe: Any, request: ImageRequest, what: str) -> tuple[Image | Clip, float]:
     """The image or clip, and how many seconds the pipeline took."""
-    from time import perf_counter
-
     from rich.progress import Progress
 
     from toma_lab.pipelines.clips import generate as generate_all
@@ -189,43 +242,77 @@ def _generate(pipe: Any, request: ImageRequest, console: Console, what: str) -> 
         return made, perf_counter() - start
 
 
-def _title(summary: Summary) -> str:
-    config, (computed, predicted) = summary.config, summary.steps
-    merging = f"{config.label}, ratio {config.ratio:g}"
-    if not predicted:
-        return merging
-    skipped = f"{predicted} of {computed + predicted} steps skipped"
-    return f"{merging}, {skipped}" if _merged(summary) else skipped
+def _about_clip(pipe: Any, made: Image | Clip, tuned: Tuned | None) -> list[str]:
+    """Lines about a clip as it was generated; none about an image."""
+    from toma_diffusion.tuned import ClipSize
+    from toma_lab.pipelines.clips import Clip
 
-
-def _merged(summary: Summary) -> bool:
-    return any(kind.tokens_before is not None for kind in summary.kinds)
+    if not isinstance(made, Clip):
+        return []
+    width, height = made.size
+    lines = [f"{len(made.frames)} frames of {width}×{height} at {made.fps:g} per second"]
+    if getattr(pipe, "vocoder", None) is not None:
+        lines.append("note: the sound is not written")
+    if tuned is not None and tuned.clip not in (None, ClipSize(len(made.frames), width, height)):
+        lines.append(f"note: the setting was measured on clips of {tuned.clip}")
+    return lines
 
 
 def _in_short(summary: Summary) -> list[str]:
+    config = summary.config
+    merged = [kind for kind in summary.kinds if kind.tokens_before is not None]
     lines = [
-        f"{summary.config.label}, ratio {summary.config.ratio:g}, {kind.kind}: {kind.tokens_before} → "
-        f"{kind.tokens_after} tokens ({kind.regions}) in {kind.blocks} blocks"
-        for kind in summary.kinds
-        if kind.tokens_before is not None
+        f"{config.label}, ratio {config.ratio:g}, {kind.kind}: {kind.tokens_before} → {kind.tokens_after} tokens "
+        f"({kind.regions}) in {kind.blocks} blocks"
+        for kind in merged
     ]
     if summary.steps[1]:
         lines += summary.skip[:2]
-    if not _merged(summary):
-        return lines + [f"note: {note}" for note in summary.notes]
-    start, end = summary.config.window
-    if (start, end) != (0, 1):
+    start, end = config.window
+    if merged and (start, end) != (0, 1):
         lines.append(f"merged from {start:.0%} to {end:.0%} of the steps")
-    if summary.left_alone:
+    if merged and summary.left_alone:
         lines.append(f"{len(summary.left_alone)} blocks left alone: {summary.left_alone[0][1]}")
     return lines + [f"note: {note}" for note in summary.notes]
+
+
+def _psnr(made: Image | Clip, original: Image | Clip, prompt: str) -> float:
+    from toma_lab.metrics.clips import ClipSample, OverFrames
+    from toma_lab.metrics.pixels import Psnr
+
+    one, other = ([each.convert("RGB") for each in _frames(generated)] for generated in (made, original))
+    return OverFrames(Psnr()).score(ClipSample(one, prompt, other))
+
+
+def _side_by_side(original: Image | Clip, made: Image | Clip, captions: list[str]) -> Image | Clip:
+    """Both on one sheet; of clips in every frame."""
+    from toma_lab.pipelines.clips import Clip
+    from toma_lab.report.pictures import make_sheet
+
+    pairs = zip(_frames(original), _frames(made), strict=True)
+    sheets = tuple(make_sheet(pair, captions, columns=2) for pair in pairs)
+    return Clip(sheets, made.fps) if isinstance(made, Clip) else sheets[0]
+
+
+def _frames(made: Image | Clip) -> tuple[Image, ...]:
+    from toma_lab.pipelines.clips import Clip
+
+    return made.frames if isinstance(made, Clip) else (made,)
+
+
+def _write(made: Image | Clip, path: Path, settings: dict[str, Any]) -> list[Path]:
+    """Write it with its settings, and return the files."""
+    from toma_lab.pipelines.clips import Clip, settings_path, write_mp4
+    from toma_lab.pipelines.generation import write_png
+
+    if not isinstance(made, Clip):
+        write_png(made, path, settings)
+        return [path]
+    write_mp4(made, path, settings | {"frames": len(made.frames), "fps": made.fps})
+    return [path, settings_path(path)]
 
 
 def _versions() -> dict[str, str]:
     from importlib import metadata
 
-    import torch
-
-    from toma_diffusion import __version__
-
-    return {"toma_diffusion": __version__, "torch": torch.__version__, "diffusers": metadata.version("diffusers")}
+    return {name: metadata.version(name.replace("_", "-")) for name in ("toma_diffusion", "torch", "diffusers")}

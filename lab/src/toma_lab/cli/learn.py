@@ -23,7 +23,7 @@ FIRST_SEED = 1000
 """Other commands begin with 0: what is learned from is not what is looked at later."""
 
 
-@report_user_errors("metrics")
+@report_user_errors
 def learn_command(
     model: Annotated[
         str,

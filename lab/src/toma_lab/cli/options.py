@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
 
@@ -13,31 +13,37 @@ from toma_diffusion.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-OPTIONAL_MODULES = (
-    *("accelerate", "numpy", "PIL", "safetensors", "torchmetrics", "transformers"),  # the extra `metrics`
-    *("jinja2", "matplotlib"),  # with numpy and PIL the extra `report`
-    "gradio",  # the extra `playground`
-)
-"""Modules that come with one of the extras."""
+Command = TypeVar("Command", bound=Callable[..., Any])
+EXTRAS = {
+    "gradio": "playground",
+    "imageio": "video",
+    "imageio_ffmpeg": "video",
+    "DeepCache": "compare",
+    "cache_dit": "compare",
+    "toma_diffusion_demo": "demo",
+}
+"""Modules that come with an extra of the laboratory."""
 
 
 @contextmanager
-def report_user_errors(extras: str) -> Iterator[None]:
-    """Print a user's mistake in one line, and end with exit code 2. Use it as a decorator of a command.
-
-    All other errors, a ValueError or OSError too, are bugs or accidents, and keep their traceback.
-
-    Args:
-        extras: those of this package that contain everything the command may need.
-    """
+def _reported() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
         _fail(str(error), error)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in OPTIONAL_MODULES:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
             raise
-        _fail(f"{error.name} is not installed. Install it: pip install 'toma-diffusion[{extras}]'.", error)
+        _fail(f"{module} is not installed. Install it: pip install 'toma-diffusion-lab[{EXTRAS[module]}]'.", error)
+
+
+def report_user_errors(command: Command) -> Command:
+    """A command that prints a user's mistake in one line, and ends with exit code 2.
+
+    All other errors, a ValueError or OSError too, are bugs or accidents, and keep their traceback.
+    """
+    return _reported()(command)
 
 
 def _fail(message: str, error: Exception) -> NoReturn:

@@ -11,7 +11,7 @@ from toma_diffusion.errors import UsageError
 from toma_lab.cli.options import find_device, report_user_errors
 
 
-@report_user_errors("playground")
+@report_user_errors
 def playground(
     model: Annotated[
         str,

@@ -8,7 +8,7 @@ import typer
 from toma_lab.cli.options import report_user_errors
 
 
-@report_user_errors("metrics,report")
+@report_user_errors
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder written by `toma eval` or `toma demo`.")],
     output: Annotated[Path | None, typer.Option(help="The page to write. Default: report.html in that folder.")] = None,

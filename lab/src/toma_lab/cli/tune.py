@@ -24,7 +24,7 @@ METRICS_OF_CLIPS = (*METRICS, "flicker")
 COMPILE = ("none", "blocks", "whole", "graphs")
 
 
-@report_user_errors("metrics,report")
+@report_user_errors
 def tune_command(
     model: Annotated[
         str,

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from toma_diffusion import Handle, UsageError
 from toma_diffusion.engine.install import find_root
-from toma_diffusion.errors import UsageError
-from toma_diffusion.handle import ToMAHandle
 from toma_diffusion.merge import Grid, MergePlan
-from toma_lab.inspection.clusters import choose_evenly, shrink
-from toma_lab.inspection.titles import put_title
+from toma_diffusion.merge.state import MergeState
+from toma_lab.inspection.figures import choose_evenly, new_figure, show, shrink
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,18 +46,18 @@ class MergeMap:
 class MergeMapRecorder:
     """Records the plans of a merged model whenever they changed. Pass it to `generate_image` as `on_step`."""
 
-    handle: ToMAHandle
+    handle: Handle
     maps: list[MergeMap] = field(default_factory=list)
 
     def __call__(self, step: int) -> None:
         """Record the plans that this step used, if they are new."""
         root = find_root(self.handle.model)
-        if root is None or not root.state.active:
+        if root is None or not isinstance(state := root.inside, MergeState) or not state.active:
             return
-        for kind in dict.fromkeys(slot.kind for slot in root.state.slots):
-            plan = root.state.plan_of(kind)
+        for kind in dict.fromkeys(slot.kind for slot in state.slots):
+            plan = state.plan_of(kind)
             if not isinstance(plan, MergePlan):
-                raise UsageError(f"{root.state.config.label} has no destinations to show: use ToMA.")
+                raise UsageError(f"{state.config.label} has no destinations to show: use ToMA.")
             last = next((known for known in reversed(self.maps) if known.kind == kind), None)
             targets = targets_of(plan)
             if last is None or not torch.equal(last.targets, targets):
@@ -77,43 +76,35 @@ def targets_of(plan: MergePlan) -> Tensor:
 
 def plot_merge_maps(image: Image, maps: list[MergeMap], title: str, path: Path) -> None:
     """Write a figure with two rows for each kind of block: destinations in full colour; lines from tokens to them."""
-    from matplotlib.figure import Figure
-
     kinds = list(dict.fromkeys(one.kind for one in maps))
     chosen = {kind: choose_evenly([one for one in maps if one.kind == kind], MOST_COLUMNS) for kind in kinds}
     columns = max(len(found) for found in chosen.values())
-    aspect = image.height / image.width
-    figure = Figure(figsize=(2.9 * columns + 0.6, 2 * len(kinds) * 2.95 * aspect + 0.8), layout="constrained")
-    put_title(figure, title)
-    axes: Any = figure.subplots(2 * len(kinds), columns, squeeze=False)
+    size = (2.9 * columns + 0.6, 2 * len(kinds) * 2.95 * image.height / image.width + 0.8)
+    figure, axes = new_figure(title, size, 2 * len(kinds), columns)
     for axis in axes.flat:
         axis.set_axis_off()
     for row, kind in enumerate(kinds):
         for column, found in enumerate(chosen[kind]):
-            upper, lower = axes[2 * row, column], axes[2 * row + 1, column]
             before, after = found.grid.num_tokens, int(found.kept.sum())
-            upper.set_title(f"{kind}, from step {found.step}\n{before} → {after} tokens", fontsize=9)
-            upper.imshow(_faded(image, found).numpy(), interpolation="nearest")
-            _plot_lines(lower, image, found)
+            heading = f"{kind}, from step {found.step}\n{before} → {after} tokens"
+            show(axes[2 * row, column], _faded(image, found).numpy(), heading)
+            _plot_lines(axes[2 * row + 1, column], image, found)
     figure.savefig(path, dpi=130)
 
 
 def draw_merge_map(image: Image, found: MergeMap) -> Image:
     """A figure of one map: the destinations in full colour; lines from tokens to them next to it."""
-    import numpy as np
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from PIL.Image import fromarray
+    import io
 
-    figure = Figure(figsize=(8, 4 * image.height / image.width), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    for axis in (left, right):
-        axis.set_axis_off()
-    left.imshow(_faded(image, found).numpy(), interpolation="nearest")
-    _plot_lines(right, image, found)
-    canvas.draw()
-    return fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    from PIL import Image
+
+    figure, axes = new_figure("", (8, 4 * image.height / image.width), 1, 2)
+    show(axes[0, 0], _faded(image, found).numpy())
+    _plot_lines(axes[0, 1], image, found)
+    axes[0, 1].set_axis_off()
+    written = io.BytesIO()
+    figure.savefig(written, format="png")
+    return Image.open(written).convert("RGB")
 
 
 def _faded(image: Image, found: MergeMap) -> Tensor:

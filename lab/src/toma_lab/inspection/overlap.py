@@ -5,15 +5,13 @@ The higher it is, the less is lost by choosing once for all ten steps.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
+from toma_diffusion import Merge
 from toma_diffusion.merge import Action, MergePlan
-from toma_diffusion.merge.config import ToMAConfig
-from toma_lab.inspection.titles import put_title
+from toma_lab.inspection.figures import new_figure
 from toma_lab.inspection.watch import BlockInput
 
 INTERVAL = 10
@@ -30,12 +28,16 @@ class Share:
     share: float
     """Fraction of this step's destinations that were also chosen in the first step of its interval."""
 
+    @property
+    def row(self) -> dict[str, object]:
+        return vars(self) | {"share": round(self.share, 4)}
+
 
 @dataclass(eq=False)
 class OverlapRecorder:
     """Chooses destinations in every block and step independently. Pass it to `watch`."""
 
-    config: ToMAConfig
+    config: Merge
     shares: list[Share] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -53,28 +55,13 @@ class OverlapRecorder:
         self.shares.append(Share(block_input.block, block_input.kind, block_input.step, share))
 
 
-def write_rows(shares: list[Share], facts: dict[str, object], path: Path) -> None:
-    """Write one CSV row per point, each with `facts` about the run."""
-    rows = [
-        {"block": point.block, "kind": point.kind, "step": point.step, "share": round(point.share, 4), **facts}
-        for point in shares
-    ]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def plot_overlap(shares: list[Share], config: ToMAConfig, title: str, path: Path) -> None:
+def plot_overlap(shares: list[Share], config: Merge, title: str, path: Path) -> None:
     """Write a figure with one curve per block. The dashed line is the fraction expected by chance."""
     from matplotlib import colormaps
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     kinds = list(dict.fromkeys(point.kind for point in shares))
-    figure = Figure(figsize=(9, 1 + 3.2 * len(kinds)), layout="constrained")
-    put_title(figure, title)
-    axes: Any = figure.subplots(len(kinds), 1, squeeze=False, sharex=True)
+    figure, axes = new_figure(title, (9, 1 + 3.2 * len(kinds)), len(kinds), 1)
     for axis, kind in zip(axes[:, 0], kinds, strict=True):
         blocks = list(dict.fromkeys(point.block for point in shares if point.kind == kind))
         for index, block in enumerate(blocks):

@@ -6,18 +6,16 @@ difference between the reconstruction and the original is what merging loses.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from toma_diffusion.errors import UsageError
-from toma_diffusion.merge import Action, Grid, MergePlan
-from toma_diffusion.merge.config import ToMAConfig
+from toma_diffusion import Merge, UsageError
+from toma_diffusion.merge import Action, Grid, MergePlan, Regions
+from toma_lab.inspection.figures import new_figure, show
 
 PATCH = 8
 """Side of a token in pixels: the part of an image that one token of a Stable Diffusion latent covers."""
@@ -45,6 +43,11 @@ class Reconstruction:
     kept: Tensor
     """bool [rows, columns]: which tokens are destinations."""
 
+    @property
+    def row(self) -> dict[str, object]:
+        names = ("selection", "ratio", "tokens_before", "tokens_after")
+        return {name: getattr(self, name) for name in names} | {"psnr_db": round(self.psnr, 3)}
+
 
 def load_photograph(path: Path | None = None, size: int = 512) -> Tensor:
     """Read an image as [height, width, 3] in 0..1, its longer side at most `size`, cropped to whole patches.
@@ -70,7 +73,7 @@ def load_photograph(path: Path | None = None, size: int = 512) -> Tensor:
 
 
 def reconstructions(
-    photograph: Tensor, config: ToMAConfig, ratios: Iterable[float] = RATIOS, selections: Iterable[str] = SELECTIONS
+    photograph: Tensor, config: Merge, ratios: Iterable[float] = RATIOS, selections: Iterable[str] = SELECTIONS
 ) -> Iterator[Reconstruction]:
     """Merge and unmerge the patches of `photograph`, once for each selection and ratio.
 
@@ -84,9 +87,12 @@ def reconstructions(
     features = _comparable_by_cosine(pixels)
     for selection in selections:
         for ratio in ratios:
-            settings = ToMAConfig.from_dict(config.to_dict() | {"selection": selection, "ratio": ratio})
-            plan = MergePlan(grid, settings, batch_size=1)
-            plan.update(features, Action.SELECT)
+            plan = MergePlan(grid, replace(config, ratio=ratio), batch_size=1)
+            if selection == "facility-location":
+                plan.update(features, Action.SELECT)
+            else:
+                plan.set_destinations(_fixed(selection, plan.regions, plan.destinations_per_region))
+                plan.update(features, Action.REWEIGH)
             image = _unpatchify(plan.unmerge(plan.merge(pixels)), grid)
             kept = torch.zeros(grid.num_tokens, dtype=torch.bool).index_fill_(0, plan.positions[0], True)
             yield Reconstruction(
@@ -102,30 +108,26 @@ def reconstructions(
 
 def plot_reconstructions(photograph: Tensor, results: list[Reconstruction], title: str, path: Path) -> None:
     """Write one figure: the original, the destinations, and every reconstruction with its PSNR."""
-    from matplotlib.figure import Figure
-
-    selections = list(dict.fromkeys(result.selection for result in results))
-    ratios = list(dict.fromkeys(result.ratio for result in results))
     by_cell = {(result.selection, result.ratio): result for result in results}
+    selections, ratios = (list(dict.fromkeys(each)) for each in zip(*by_cell, strict=True))
     rows, columns = 1 + len(selections), 1 + len(ratios)
     aspect = photograph.shape[0] / photograph.shape[1]
-    figure = Figure(figsize=(3.3 * columns, 3.3 * aspect * rows + 1.2), layout="constrained")
-    figure.suptitle(title, fontsize=13)
-    axes: Any = figure.subplots(rows, columns, squeeze=False)
+    figure, axes = new_figure(title, (3.3 * columns, 3.3 * aspect * rows + 1.2), rows, columns)
 
-    _show(axes[0, 0], photograph, "original")
+    show(axes[0, 0], photograph.numpy(), "original")
     for column, ratio in enumerate(ratios, start=1):
         result = by_cell[selections[0], ratio]
         heading = f"ratio {ratio:g}: {result.tokens_before} → {result.tokens_after} tokens"
-        _show(axes[0, column], _mark_destinations(photograph, result.kept), heading)
+        show(axes[0, column], _mark_destinations(photograph, result.kept).numpy(), heading)
         for row, selection in enumerate(selections, start=1):
             result = by_cell[selection, ratio]
-            _show(axes[row, column], result.image, f"{selection}  {result.psnr:.1f} dB", _COLORS[selection])
+            heading = f"{selection}  {result.psnr:.1f} dB"
+            show(axes[row, column], result.image.clamp(0, 1).numpy(), heading, _COLORS[selection])
     axes[0, 1].set_ylabel(f"destinations ({selections[0]})", fontsize=10)
 
     for axis in axes[1:, 0]:
         axis.remove()
-    chart: Any = figure.add_subplot(axes[0, 0].get_gridspec()[1:, 0])
+    chart = figure.add_subplot(axes[0, 0].get_gridspec()[1:, 0])
     for selection in selections:
         psnr = [by_cell[selection, ratio].psnr for ratio in ratios]
         chart.plot(ratios, psnr, marker="o", label=selection, color=_COLORS[selection])
@@ -135,23 +137,12 @@ def plot_reconstructions(photograph: Tensor, results: list[Reconstruction], titl
     figure.savefig(path, dpi=110)
 
 
-def write_rows(results: list[Reconstruction], facts: dict[str, object], path: Path) -> None:
-    """Write one CSV row per reconstruction, each with `facts` about the run."""
-    rows = [
-        {
-            "selection": result.selection,
-            "ratio": result.ratio,
-            "tokens_before": result.tokens_before,
-            "tokens_after": result.tokens_after,
-            "psnr_db": round(result.psnr, 3),
-            **facts,
-        }
-        for result in results
-    ]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+def _fixed(selection: str, regions: Regions, count: int) -> Tensor:
+    """[1, R, k]: destinations at random, or every n-th."""
+    if selection == "strided":
+        return (torch.arange(count) * regions.size // count).expand(1, regions.count, count)
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(1, regions.count, regions.size, generator=generator).argsort(dim=-1)[:, :, :count]
 
 
 def _patchify(photograph: Tensor) -> tuple[Tensor, Grid]:
@@ -181,10 +172,3 @@ def _mark_destinations(photograph: Tensor, kept: Tensor) -> Tensor:
     """Destinations in full colour, merged tokens faded to white."""
     weight = kept.repeat_interleave(PATCH, 0).repeat_interleave(PATCH, 1)[:, :, None].float() * 0.85 + 0.15
     return photograph * weight + (1 - weight)
-
-
-def _show(axis: Any, image: Tensor, title: str, color: str = "black") -> None:
-    axis.imshow(image.clamp(0, 1).numpy())
-    axis.set_title(title, fontsize=10, color=color)
-    axis.set(xticks=[], yticks=[])
-    axis.spines[:].set_visible(False)

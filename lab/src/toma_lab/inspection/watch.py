@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from toma_diffusion.api import find_denoiser
+from toma_diffusion.api import find_denoisers
 from toma_diffusion.engine.arguments import given_to
 from toma_diffusion.engine.clock import StepCounter, Tick
 from toma_diffusion.engine.install import find_root
@@ -39,12 +39,12 @@ def watch(pipe: Any, on_block: Callable[[BlockInput], None]) -> Iterator[list[Bl
 
     If a step needs several passes over the model, only the first is reported.
     """
-    model = find_denoiser(pipe)
+    model = find_denoisers(pipe)[0]
     family = find_family(model)
     if family is None:
         raise unsupported(model)
     if find_root(model) is not None:
-        raise RuntimeError(f"apply_toma was called on this {type(model).__name__}: call remove_toma first.")
+        raise RuntimeError(f"this {type(model).__name__} was sped up: call handle.remove() first.")
     steps = StepCounter(pipe)
     now: dict[str, Any] = {}
 

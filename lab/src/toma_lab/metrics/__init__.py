@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,8 +69,7 @@ class MetricSet:
 
     def source_of(self, name: str) -> str:
         """Name and hash of the weights of a metric of images or clips. Empty if it has none, or is not available."""
-        every: list[ImageMetric | ClipMetric] = [*self.image, *self.clip]
-        return next((metric.source for metric in every if metric.name == name), "")
+        return next((metric.source for metric in (*self.image, *self.clip) if metric.name == name), "")
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -84,7 +83,7 @@ def open_metrics(names: Iterable[str], weights: Weights, device: torch.device, *
     """Load the metrics, of images or of clips. One that cannot be loaded is listed in `missing`."""
     wanted = list(dict.fromkeys(names))
     check_names(wanted)
-    openers: dict[str, Callable[[], ImageMetric]] = {
+    openers = {
         "mse": lambda: Mse(device),
         "psnr": lambda: Psnr(device),
         "ssim": lambda: Ssim(device),
@@ -93,21 +92,22 @@ def open_metrics(names: Iterable[str], weights: Weights, device: torch.device, *
         "clip_t": lambda: ClipT(weights.clip, device),
     }
     found = MetricSet()
-    for name in (name for name in wanted if name in openers):
+    for name in wanted:
         try:
-            found.image.append(openers[name]())
+            if name in openers:
+                found.image.append(openers[name]())
+            elif name in CLIP_METRICS and not clips:
+                found.missing.append(f"{name}: it compares the frames of clips, and these are images.")
         except UnavailableError as error:
             found.missing.append(str(error))
     joint = [name for name in wanted if name in JOINT_METRICS]
-    of_clips = [name for name in wanted if name in CLIP_METRICS]
     if clips:
-        found.clip = [OverFrames(metric) for metric in found.image] + [Flicker(device) for _ in of_clips]
-        found.image.clear()
-        if joint:
-            found.missing.append(f"{' and '.join(joint)}: they compare single images with real ones, not clips.")
-        return found
-    found.missing += [f"{name}: it compares the frames of clips, and these are images." for name in of_clips]
-    if joint:
+        found.clip = [OverFrames(metric) for metric in found.image]
+        found.clip += [Flicker(device)] if "flicker" in wanted else []
+        found.image = []
+    if joint and clips:
+        found.missing.append(f"{' and '.join(joint)}: they compare single images with real ones, not clips.")
+    elif joint:
         try:
             found.joint.append(Inception(joint, weights.inception, weights.real_images, device))
         except UnavailableError as error:

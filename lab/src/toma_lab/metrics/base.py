@@ -27,16 +27,14 @@ class Sample:
     image: Image
     prompt: str
     reference: Image | None = None
-    """The image of the unmerged model for the same prompt and seed. None for that image itself."""
+    """The image of the original model for the same prompt and seed. None for that image itself."""
 
     @cached_property
-    def pixels(self) -> Tensor:
-        """[1, 3, height, width], 0 to 1."""
+    def pixels(self) -> Tensor:  # [1, 3, height, width], 0 to 1
         return to_pixels(self.image)
 
     @cached_property
     def reference_pixels(self) -> Tensor:
-        """The same for the reference."""
         assert self.reference is not None
         return to_pixels(self.reference)
 
@@ -50,8 +48,7 @@ class ImageMetric(ABC):
     """Name and hash of the weights, or empty. Values from different weights are never mixed."""
 
     @abstractmethod
-    def score(self, sample: Sample) -> float:
-        """The value of the metric."""
+    def score(self, sample: Sample) -> float: ...
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
         """Of several images of one size. Metrics that gain from it compute them together."""
@@ -69,12 +66,10 @@ class PairMetric(ImageMetric):
         """Of images [B, 3, height, width], 0 to 1, from their references. Returns [B]."""
 
     def score(self, sample: Sample) -> float:
-        """Of one pair."""
         return self.scores([sample])[0]
 
     @torch.no_grad()
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """Of several pairs of one size."""
         if not samples:
             return []
         images = torch.cat([sample.pixels for sample in samples]).to(self.device)
@@ -118,10 +113,10 @@ def check_file(path: Path | None, metric: str, option: str, what: str) -> Path:
     """The path, if the file can be read."""
     if path is None:
         raise UnavailableError(f"{metric}: give {what} with {option}.")
-    if not path.is_file():
-        raise UnavailableError(f"{metric}: there is no file {str(path)!r}; give {what} with {option}.")
     try:
         path.open("rb").close()
     except OSError as error:
-        raise UnavailableError(f"{metric}: {str(path)!r} cannot be read ({error.strerror}).") from error
+        raise UnavailableError(
+            f"{metric}: {str(path)!r} cannot be read ({error.strerror}); give {what} with {option}."
+        ) from error
     return path

@@ -20,13 +20,12 @@ FRAMES_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class ClipSample:
-    """One clip to score."""
+    """One clip to score: frames in RGB."""
 
     frames: Sequence[Image]
-    """In RGB, as those of the reference."""
     prompt: str
     reference: Sequence[Image] | None = None
-    """The clip of the unmerged model for the same prompt and seed. None for that clip itself."""
+    """The clip of the original model for the same prompt and seed. None for that clip itself."""
 
 
 class ClipMetric(ABC):
@@ -38,11 +37,9 @@ class ClipMetric(ABC):
     """Name and hash of the weights, or empty."""
 
     @abstractmethod
-    def score(self, sample: ClipSample) -> float:
-        """The value of the metric."""
+    def score(self, sample: ClipSample) -> float: ...
 
     def scores(self, samples: Sequence[ClipSample]) -> list[float]:
-        """Of several clips."""
         return [self.score(sample) for sample in samples]
 
 
@@ -59,8 +56,7 @@ class OverFrames(ClipMetric):
         self._average = pool_psnr if isinstance(metric, Psnr) else fmean
 
     def score(self, sample: ClipSample) -> float:
-        """Frame by frame, each with the same frame of the reference."""
-        references = sample.reference if sample.reference is not None else [None] * len(sample.frames)
+        references = [None] * len(sample.frames) if sample.reference is None else sample.reference
         pairs = list(zip(sample.frames, references, strict=True))
         values: list[float] = []
         for start in range(0, len(pairs), FRAMES_AT_ONCE):
@@ -86,7 +82,6 @@ class Flicker(ClipMetric):
 
     @torch.no_grad()
     def score(self, sample: ClipSample) -> float:
-        """Of two frames or more."""
         assert sample.reference is not None
         changes, before = [], None
         for frame, other in zip(sample.frames, sample.reference, strict=True):

@@ -27,17 +27,14 @@ class Dino(ImageMetric):
         from transformers import AutoImageProcessor, AutoModel
 
         self.processor = _load(AutoImageProcessor, model, self.name)
-        self.network = _load(AutoModel, model, self.name).float().eval().requires_grad_(False).to(device)
-        self.device = device
-        self.source = describe_model(model, self.network)
+        self.network, self.source = _network(AutoModel, model, self.name, device)
 
     def score(self, sample: Sample) -> float:
-        """The distance to the reference."""
         return 1 - float(functional.cosine_similarity(self._features(sample.image), self._features(sample.reference)))
 
     @torch.no_grad()
     def _features(self, image: Any) -> Tensor:
-        inputs = self.processor(images=image, return_tensors="pt").to(self.device)
+        inputs = self.processor(images=image, return_tensors="pt").to(self.network.device)
         output: Tensor = self.network(**inputs).last_hidden_state
         return output[:, 0]  # the class token
 
@@ -54,18 +51,20 @@ class ClipT(ImageMetric):
 
         self.processor = _load(AutoImageProcessor, model, self.name)
         self.tokenizer = _load(AutoTokenizer, model, self.name)
-        self.network = _load(CLIPModel, model, self.name).float().eval().requires_grad_(False).to(device)
-        self.device = device
-        self.source = describe_model(model, self.network)
+        self.network, self.source = _network(CLIPModel, model, self.name, device)
 
     @torch.no_grad()
     def score(self, sample: Sample) -> float:
-        """How well the image fits its prompt."""
         longest = self.network.config.text_config.max_position_embeddings
         text = self.tokenizer(sample.prompt, truncation=True, max_length=longest, return_tensors="pt")
         image = self.processor(images=sample.image, return_tensors="pt")
-        output = self.network(**text.to(self.device), **image.to(self.device))
+        output = self.network(**text.to(self.network.device), **image.to(self.network.device))
         return 100 * float(functional.cosine_similarity(output.text_embeds, output.image_embeds))
+
+
+def _network(kind: Any, model: str, metric: str, device: torch.device) -> tuple[Any, str]:
+    network = _load(kind, model, metric).float().eval().requires_grad_(False).to(device)
+    return network, describe_model(model, network)
 
 
 def _load(kind: Any, model: str, metric: str) -> Any:

@@ -56,7 +56,6 @@ class Inception(JointMetric):
         self._real: Tensor | None = None
 
     def scores(self, paths: Iterable[Path]) -> dict[str, float]:
-        """Of the images in these files."""
         if self._real is None:
             self._real = self._features(self.real_paths)
         generated = self._features(paths)
@@ -65,7 +64,7 @@ class Inception(JointMetric):
             raise UnavailableError(f"{' and '.join(self.names)}: at least two images are needed on either side.")
         found = {}
         for name in self.names:
-            metric: Any = _fid(generated.shape[1]) if name == "fid" else _kid(min(SUBSET, fewest))
+            metric = _open(name, generated.shape[1], min(SUBSET, fewest))
             metric.update(self._real, real=True)
             metric.update(generated, real=False)
             with torch.random.fork_rng(devices=[]):
@@ -75,14 +74,9 @@ class Inception(JointMetric):
         return found
 
     def _features(self, paths: Iterable[Path]) -> Tensor:
-        batch: list[Tensor] = []
-        found: list[Tensor] = []
-        for path in paths:
-            batch.append(_resized(path))
-            if len(batch) == BATCH:
-                found.append(self._run(batch))
-                batch = []
-        return torch.cat([*found, self._run(batch)] if batch else found)
+        every = list(paths)
+        batches = [every[start : start + BATCH] for start in range(0, len(every), BATCH)]
+        return torch.cat([self._run([_resized(path) for path in batch]) for batch in batches])
 
     @torch.no_grad()
     def _run(self, batch: list[Tensor]) -> Tensor:
@@ -121,11 +115,10 @@ class _AsGiven(nn.Module):
         return features
 
 
-def _fid(num_features: int) -> FrechetInceptionDistance:
-    return FrechetInceptionDistance(feature=_AsGiven(num_features), sync_on_compute=False)
-
-
-def _kid(subset: int) -> KernelInceptionDistance:
+def _open(name: str, num_features: int, subset: int) -> Any:
+    network = _AsGiven(num_features)
+    if name == "fid":
+        return FrechetInceptionDistance(feature=network, sync_on_compute=False)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*will save all extracted features.*")  # that is how it works
-        return KernelInceptionDistance(feature=_AsGiven(0), subset_size=subset, sync_on_compute=False)
+        warnings.simplefilter("ignore", UserWarning)  # "will save all extracted features": that is how KID works
+        return KernelInceptionDistance(feature=network, subset_size=subset, sync_on_compute=False)

@@ -1,4 +1,8 @@
-"""LPIPS v0.1 with AlexNet features (Zhang et al. 2018, arXiv 1801.03924): how different two images look."""
+"""LPIPS v0.1 with AlexNet features (Zhang et al. 2018, arXiv 1801.03924): how different two images look.
+
+The packages lpips and torchmetrics need torchvision for AlexNet, which must fit torch to the letter, and download its
+weights. Here they come from a file.
+"""
 
 from __future__ import annotations
 
@@ -9,48 +13,36 @@ from torch import Tensor, nn
 
 from toma_lab.metrics.base import PairMetric, UnavailableError, check_file, describe_file
 
-CHANNELS = (64, 192, 384, 256, 256)
+CONVOLUTIONS = ((64, 11, 4), (192, 5, 1), (384, 3, 1), (256, 3, 1), (256, 3, 1))
+"""Of AlexNet: channels, kernel, stride."""
 MEAN, DEVIATION = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 """Of the pixels from -1 to 1 that AlexNet was trained on."""
 
 
 class AlexLpips(nn.Module):
-    """The network. Its weights have torchvision's names for AlexNet (`features.N`), and `linN.weight` for the heads.
-
-    Torchvision itself would be a large dependency for these ten lines, and must fit torch to the letter.
-    """
+    """The network. Its weights have torchvision's names for AlexNet (`features.N`), and `linN.weight` for the heads."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(3, CHANNELS[0], 11, stride=4, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(3, stride=2),
-            nn.Conv2d(CHANNELS[0], CHANNELS[1], 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(3, stride=2),
-            nn.Conv2d(CHANNELS[1], CHANNELS[2], 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(CHANNELS[2], CHANNELS[3], 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(CHANNELS[3], CHANNELS[4], 3, padding=1),
-            nn.ReLU(),
-        )
-        for index, channels in enumerate(CHANNELS):
+        layers: list[nn.Module] = []
+        before = 3
+        for index, (channels, kernel, stride) in enumerate(CONVOLUTIONS):
+            if index in (1, 2):
+                layers.append(nn.MaxPool2d(3, stride=2))
+            layers += [nn.Conv2d(before, channels, kernel, stride, 2 if kernel > 3 else 1), nn.ReLU()]
             self.add_module(f"lin{index}", nn.Conv2d(channels, 1, 1, bias=False))
+            before = channels
+        self.features = nn.Sequential(*layers)
         self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("deviation", torch.tensor(DEVIATION).view(1, 3, 1, 1), persistent=False)
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """The distance of two batches of images, [B, 3, height, width] from 0 to 1. Returns [B]."""
-        pairs = zip(self._activations(first), self._activations(second), strict=True)
-        distances = []
-        for index, (one, other) in enumerate(pairs):
-            head = self.get_submodule(f"lin{index}")
-            distances.append(head((one - other) ** 2).mean(dim=(1, 2, 3)))
-        return torch.stack(distances).sum(dim=0)
+        pairs = zip(self.activations(first), self.activations(second), strict=True)
+        heads = [self.get_submodule(f"lin{index}")((one - other) ** 2) for index, (one, other) in enumerate(pairs)]
+        return torch.stack([head.mean(dim=(1, 2, 3)) for head in heads]).sum(dim=0)
 
-    def _activations(self, pixels: Tensor) -> list[Tensor]:
+    def activations(self, pixels: Tensor) -> list[Tensor]:
         """After every ReLU, every place's channels scaled to length 1."""
         hidden = (pixels * 2 - 1 - self.get_buffer("mean")) / self.get_buffer("deviation")
         found = []
@@ -84,6 +76,5 @@ class Lpips(PairMetric):
         self.source = describe_file(path)
 
     def distances(self, images: Tensor, references: Tensor) -> Tensor:
-        """0 for equal images."""
         found: Tensor = self.network(images, references)
         return found

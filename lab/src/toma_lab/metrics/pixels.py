@@ -7,7 +7,7 @@ from math import inf, log10
 from statistics import fmean
 
 from torch import Tensor
-from torchmetrics.functional.image import structural_similarity_index_measure
+from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
 from toma_lab.metrics.base import PairMetric
 
@@ -18,18 +18,16 @@ class Mse(PairMetric):
     name = "mse"
 
     def distances(self, images: Tensor, references: Tensor) -> Tensor:
-        """0 for equal images."""
-        return 255**2 * _squared_errors(images, references)
+        return (255 * (images - references)).square().mean(dim=(1, 2, 3))
 
 
 class Psnr(PairMetric):
-    """Peak signal-to-noise ratio in dB. Higher is nearer."""
+    """Peak signal-to-noise ratio in dB. Higher is nearer, infinite for equal images."""
 
     name = "psnr"
 
     def distances(self, images: Tensor, references: Tensor) -> Tensor:
-        """Infinite for equal images."""
-        return -10 * _squared_errors(images, references).log10()
+        return peak_signal_noise_ratio(images, references, data_range=1.0, reduction="none", dim=(1, 2, 3))
 
 
 def pool_psnr(values: Sequence[float]) -> float:
@@ -43,16 +41,11 @@ def pool_psnr(values: Sequence[float]) -> float:
 
 
 class Ssim(PairMetric):
-    """Structural similarity, Gaussian windows of 11 pixels. Higher is nearer."""
+    """Structural similarity, Gaussian windows of 11 pixels. Higher is nearer, 1 for equal images."""
 
     name = "ssim"
 
     def distances(self, images: Tensor, references: Tensor) -> Tensor:
-        """1 for equal images."""
         found = structural_similarity_index_measure(images, references, data_range=1.0, reduction="none")
         assert not isinstance(found, tuple)  # which only other options than ours return
         return found
-
-
-def _squared_errors(images: Tensor, references: Tensor) -> Tensor:
-    return (images - references).square().mean(dim=(1, 2, 3))

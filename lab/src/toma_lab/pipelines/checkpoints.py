@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from torch import nn
 
 from toma_diffusion.engine.clock import DENOISERS
 from toma_diffusion.errors import UsageError
+from toma_lab.pipelines.generation import check_guidance
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -31,33 +30,11 @@ DEMO_PIPELINES: Mapping[str, str] = {"DemoWanPipeline": "wan_pipeline"}
 """Pipelines of folders that the project's training writes, and the functions that load them: diffusers cannot."""
 MADE_FOR: Mapping[str, tuple[int, float]] = {FOUR_STEP: (4, 1.0)}
 """Models made for one number of steps and one guidance scale. At other ones they are worse."""
-INSTALL_DEMO = "pip install 'toma-diffusion[demo]' (from a checkout: pip install ./demo-model)"
+INSTALL_DEMO = "pip install 'toma-diffusion-lab[demo]' (from a checkout: pip install ./demo-model)"
 HUB_ID = r"[\w.-]+/[\w.-]+"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-IN_BFLOAT16 = (
-    "FluxTransformer2DModel",
-    "SD3Transformer2DModel",
-    "Flux2Transformer2DModel",
-    "Flux3Transformer2DModel",
-    "ChromaTransformer2DModel",
-    "QwenImageTransformer2DModel",
-    "QwenImage21Transformer2DModel",
-    "ZImageTransformer2DModel",
-    "Krea2Transformer2DModel",
-    "WanTransformer3DModel",
-    "LTX2VideoTransformer3DModel",
-    "MiniMaxH3Transformer3DModel",
-    "HunyuanVideo15Transformer3DModel",
-    "HunyuanVideoTransformer3DModel",
-    "CogVideoXTransformer3DModel",
-    "MochiTransformer3DModel",
-    "FluxPipeline",
-    "Flux2Pipeline",
-    "StableDiffusion3Pipeline",
-    "ChromaPipeline",
-    "ZImagePipeline",
-)
-"""Denoisers, and pipelines of single files, that run in bfloat16. All others run in float16."""
+IN_FLOAT16 = ("UNet", "PixArt", "AuraFlow", "StableDiffusionPipeline", "StableDiffusionXLPipeline")
+"""In the names of denoisers, and of pipelines of single files, that run in float16. All others run in bfloat16."""
 HASHED_NUMBERS = 64
 """How many numbers of each weight go into the fingerprint, about."""
 SINGLE_FILES: Mapping[str, str] = {
@@ -126,6 +103,7 @@ def steps_and_guidance(
 ) -> tuple[int, float | None]:
     """What to generate with: what the user says (not None), else what the model is made for, else `usual_steps` and the
     guidance of the pipeline."""
+    check_guidance(guidance)
     own_steps, own_guidance = MADE_FOR.get(model, (usual_steps, None))
     return own_steps if steps is None else steps, own_guidance if guidance is None else guidance
 
@@ -148,26 +126,28 @@ def fingerprint(pipe: Any) -> str:
 def _loading_messages_off() -> Iterator[None]:
     """Switch the progress bars and log messages of diffusers and transformers off. Errors are still raised."""
     from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
 
-    loggers: list[Any] = [diffusers_logging]
-    if importlib.util.find_spec("transformers"):
-        from transformers.utils import logging as transformers_logging
-
-        loggers.append(transformers_logging)
+    loggers: list[Any] = [diffusers_logging, transformers_logging]
     before = [(each.get_verbosity(), each.is_progress_bar_enabled()) for each in loggers]
     for each in loggers:
         each.set_verbosity_error()
         each.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
-            # Newer versions of diffusers name it `dtype`, which older ones do not accept.
-            warnings.filterwarnings("ignore", ".*torch_dtype", FutureWarning)
-            yield
+        yield
     finally:
         for each, (verbosity, had_bars) in zip(loggers, before, strict=True):
             each.set_verbosity(verbosity)
             if had_bars:
                 each.enable_progress_bar()
+
+
+def _precision(dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """The argument of diffusers, by the name that this version wants."""
+    import diffusers
+    from packaging.version import Version
+
+    return {"dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype": dtype}
 
 
 def _load_demo(model: str, loader: str, arguments: Mapping[str, Any], dtype: torch.dtype | None) -> Any:
@@ -197,7 +177,7 @@ def _load_folder(source: str, dtype: torch.dtype | None) -> Any:
         if parts["_class_name"] in DEMO_PIPELINES:
             return _load_demo(source, DEMO_PIPELINES[parts["_class_name"]], {"folder": Path(source)}, dtype)
         classes = [parts[name][1] for name in DENOISERS if name in parts] or [""]
-        return DiffusionPipeline.from_pretrained(source, torch_dtype=dtype or half_precision(classes[0]))
+        return DiffusionPipeline.from_pretrained(source, **_precision(dtype or half_precision(classes[0])))
     except UsageError:
         raise
     except Exception as error:  # diffusers and the hub raise many kinds: not found, no network, not a pipeline
@@ -226,7 +206,7 @@ def _load_file(path: Path, dtype: torch.dtype | None) -> Any:
             "file: give the folder of its pipeline, or a hub id."
         )
     try:
-        return load(str(path), torch_dtype=dtype or half_precision(name))
+        return load(str(path), **_precision(dtype or half_precision(name)))
     except Exception as error:  # as above
         raise UsageError(
             f"model {str(path)!r}: the {name} in it could not be loaded. A single file holds weights only, its "
@@ -236,4 +216,4 @@ def _load_file(path: Path, dtype: torch.dtype | None) -> Any:
 
 def half_precision(class_name: str) -> torch.dtype:
     """The usual half precision of a denoiser or pipeline of this class."""
-    return torch.bfloat16 if class_name in IN_BFLOAT16 else torch.float16
+    return torch.float16 if any(name in class_name for name in IN_FLOAT16) else torch.bfloat16

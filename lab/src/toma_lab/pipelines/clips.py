@@ -35,9 +35,9 @@ USUAL_FRAME_RATE = 24.0
 FASTEST = 120
 """Frames per second."""
 FEWEST_FRAMES = 2
-CONSTANT_QUALITY = "17"
-"""Of x264 (its `crf`): differences from the frames are hardly visible."""
-INSTALL_VIDEO = "pip install 'toma-diffusion[video]'"
+QUALITY = 8
+"""Of imageio, up to 10: differences from the frames are hardly visible."""
+INSTALL_VIDEO = "pip install 'toma-diffusion-lab[video]'"
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +190,7 @@ def frame_rate(pipe: Any, request: ClipRequest) -> float:
 def check_ffmpeg() -> None:
     """Raise `UsageError`, before long work, if no mp4 can be written here."""
     try:
+        import imageio  # noqa: F401
         from imageio_ffmpeg import get_ffmpeg_exe
 
         get_ffmpeg_exe()
@@ -203,31 +204,19 @@ def settings_path(path: Path) -> Path:
 
 
 def write_mp4(clip: Clip, path: Path, settings: Mapping[str, Any]) -> None:
-    """Write a clip as mp4 (H.264), with its settings in its comment and as JSON in a file of the same name.
+    """Write a clip as mp4 (H.264), with its settings as JSON in a file of the same name.
 
     The files are replaced as a whole: they are never seen half written.
     """
-    from imageio_ffmpeg import write_frames
+    from diffusers.utils import export_to_video
 
-    text = json.dumps(settings, ensure_ascii=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        options = ["-crf", CONSTANT_QUALITY, "-metadata", f"comment={text}", "-movflags", "+faststart"]
-        options += ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]  # H.264 has no odd sizes
         unfinished = Path(folder) / "clip.mp4"
-        writer = write_frames(
-            str(unfinished),
-            clip.size,
-            fps=clip.fps,
-            codec="libx264",
-            quality=None,
-            macro_block_size=1,
-            output_params=options,
-        )
-        writer.send(None)
-        for frame in clip.frames:
-            writer.send(frame.convert("RGB").tobytes())
-        writer.close()
+        width, height = clip.size
+        even = (0, 0, width + width % 2, height + height % 2)  # H.264 has no odd sizes
+        frames = [frame.crop(even) for frame in clip.frames]
+        export_to_video(frames, str(unfinished), fps=clip.fps, quality=QUALITY, macro_block_size=2)
         os.replace(unfinished, path)
     with replacing(settings_path(path)) as file:
         file.write(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")

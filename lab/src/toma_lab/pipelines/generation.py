@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import traceback
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,10 +24,6 @@ SETTINGS_KEY = "toma"
 
 SEEDS = range(-(2**63), 2**64)
 """The seeds that torch accepts."""
-
-CHECKS_OF_DIFFUSERS = ("check_inputs", "set_timesteps")
-"""Functions in which diffusers checks the arguments of a pipeline, before the first step. A ValueError from one of
-them, or from the pipeline's own `__call__`, is the user's mistake; any other is not."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +48,13 @@ class ImageRequest:
         if (self.width is None) != (self.height is None):
             # Some pipelines of diffusers silently use their default size if one of the two is missing.
             raise UsageError(f"width={self.width}, height={self.height} is not allowed: give both, or neither.")
+        check_guidance(self.guidance)
+
+
+def check_guidance(guidance: float | None) -> None:
+    """Raise `UsageError` if it is not a number: pipelines then generate black pictures without a word."""
+    if guidance is not None and not (math.isfinite(guidance) and guidance >= 0):
+        raise UsageError(f"guidance={guidance} is not allowed: it must be 0 or more.")
 
 
 def generate_image(pipe: Any, request: ImageRequest, on_step: Callable[[int], None] | None = None) -> Image:
@@ -111,33 +114,29 @@ def call(pipe: Any, requests: Sequence[ImageRequest], on_step: Callable[[int], N
     for request in requests:
         if replace(request, prompt=first.prompt, seed=first.seed) != first:
             raise UsageError(f"{request} has other settings than {first}: generate them in calls of their own.")
+    generators = [torch.Generator("cpu").manual_seed(request.seed) for request in requests]
     arguments = _arguments(pipe, requests) | more
+    arguments["generator"] = generators if len(generators) > 1 else generators[0]
     if on_step is not None:
         arguments |= _callback(inspect.signature(pipe.__call__).parameters, on_step)
+    untouched = [generator.get_state() for generator in generators]
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(first.seed)  # ToMeSD and ToFu start from torch's own random state
         try:
             return pipe(**arguments)
         except ValueError as error:
-            if _is_check_of_arguments(pipe, error):
-                raise UsageError(f"{type(pipe).__name__} does not accept these settings: {error}") from error
-            raise
-
-
-def _is_check_of_arguments(pipe: Any, error: ValueError) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    in_call = frames[-1].name == "__call__" and frames[-1].filename == inspect.getfile(type(pipe))
-    return in_call or any(frame.name in CHECKS_OF_DIFFUSERS for frame in frames)
+            # Pipelines check their arguments before they draw the noise. Later errors are no mistakes of the user.
+            has_begun = not all(map(torch.equal, untouched, [generator.get_state() for generator in generators]))
+            if has_begun or isinstance(error, UsageError):
+                raise
+            raise UsageError(f"{type(pipe).__name__} does not accept these settings: {error}") from error
 
 
 def _arguments(pipe: Any, requests: Sequence[ImageRequest]) -> dict[str, Any]:
     """What the pipeline is called with. For one image these are plain values, which every pipeline takes."""
     first, taken = requests[0], inspect.signature(pipe.__call__).parameters
-    of_each: dict[str, list[Any]] = {
-        "prompt": [request.prompt for request in requests],
-        "generator": [torch.Generator("cpu").manual_seed(request.seed) for request in requests],
-    }
+    of_each: dict[str, list[str]] = {"prompt": [request.prompt for request in requests]}
     scale, negative = "guidance_scale", first.negative_prompt
     if _is_guided_by_two_passes(pipe):
         scale = "true_cfg_scale"
@@ -146,7 +145,7 @@ def _arguments(pipe: Any, requests: Sequence[ImageRequest]) -> dict[str, Any]:
             negative = ""  # without a negative prompt there is no second pass
     if negative is not None:
         of_each["negative_prompt"] = [negative] * len(requests)
-    arguments = {name: values if len(requests) > 1 else values[0] for name, values in of_each.items()}
+    arguments: dict[str, Any] = {key: each if len(requests) > 1 else each[0] for key, each in of_each.items()}
     arguments |= {"num_inference_steps": first.steps}
     arguments |= {scale: first.guidance, "width": first.width, "height": first.height}
     given = {name: value for name, value in arguments.items() if value is not None}

@@ -1,10 +1,12 @@
-"""Images and clips as text, so that a page carries them itself."""
+"""Pictures: as text, so that a page carries them itself, and several on one sheet."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 QUALITY = 88
 """Of WebP. A 256×256 image then takes about 8 KiB instead of 90, and differences between methods stay visible."""
+GAP = 8
+INK, PAPER = "#1b1b1f", "white"
 
 
 def data_uri(path: Path, most: int) -> tuple[str, int, int]:
@@ -39,12 +43,9 @@ class Film:
     height: int
     frames: int
     columns: int
+    rows: int
+    """The last may not be full."""
     fps: float
-
-    @property
-    def rows(self) -> int:
-        """The last may not be full."""
-        return -(-self.frames // self.columns)
 
 
 def film_of(path: Path, most: int) -> Film:
@@ -56,14 +57,42 @@ def film_of(path: Path, most: int) -> Film:
     for frame in frames:
         frame.thumbnail((most, most), Image.Resampling.LANCZOS)
     width, height = frames[0].size
-    film = Film("", width, height, len(frames), math.ceil(math.sqrt(len(frames))), clip.fps)
-    sheet = Image.new("RGB", (film.columns * width, film.rows * height))
+    columns = math.ceil(math.sqrt(len(frames)))
+    rows = math.ceil(len(frames) / columns)
+    sheet = Image.new("RGB", (columns * width, rows * height))
     for number, frame in enumerate(frames):
-        sheet.paste(frame, (number % film.columns * width, number // film.columns * height))
-    return Film(_encode(sheet), width, height, film.frames, film.columns, film.fps)
+        sheet.paste(frame, (number % columns * width, number // columns * height))
+    return Film(_encode(sheet), width, height, len(frames), columns, rows, clip.fps)
 
 
 def _encode(image: Image) -> str:
     written = io.BytesIO()
     image.save(written, format="WEBP", quality=QUALITY, method=4)
     return f"data:image/webp;base64,{base64.b64encode(written.getvalue()).decode()}"
+
+
+def make_sheet(images: Sequence[Image], captions: Sequence[str], columns: int) -> Image:
+    """Several images on one sheet, each with a caption below it. All get the size of the first; captions are wrapped to
+    its width."""
+    from matplotlib.font_manager import findfont
+    from PIL import Image, ImageDraw, ImageFont
+
+    width, height = images[0].size
+    # A font with × and most alphabets, which Pillow's default font lacks.
+    font = ImageFont.truetype(findfont("DejaVu Sans"), size=max(10, width // 22))
+    letters = max(1, int(width / font.getlength("n")))
+    texts = ["\n".join(line for part in each.split("\n") for line in textwrap.wrap(part, letters)) for each in captions]
+    measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    caption_height = int(max(measure.multiline_textbbox((0, 0), text, font=font)[3] for text in texts)) + GAP
+    size = (
+        columns * (width + GAP) + GAP,
+        math.ceil(len(images) / columns) * (height + caption_height + GAP) + GAP,
+    )
+    sheet = Image.new("RGB", size, PAPER)
+    canvas = ImageDraw.Draw(sheet)
+    for index, (image, text) in enumerate(zip(images, texts, strict=True)):
+        left = GAP + index % columns * (width + GAP)
+        top = GAP + index // columns * (height + caption_height + GAP)
+        sheet.paste(image.convert("RGB").resize((width, height)), (left, top))
+        canvas.multiline_text((left, top + height + GAP // 2), text, fill=INK, font=font)
+    return sheet
