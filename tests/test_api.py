@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
+from tiny import one
 
 from toma_diffusion import Handle, Merge, Skip, UsageError, apply_toma, speed_up
 from toma_diffusion.others import METHODS
@@ -34,12 +35,13 @@ def call(model, timestep=10, seed=0):
 
 
 def generate(model, handle, steps):
-    """A generation in a loop of one's own. Returns the last output."""
+    """A generation in a loop of one's own. Returns the outputs of all steps."""
     handle.begin(steps)
+    outputs = []
     for step in range(steps):
         handle.step(step)
-        output = call(model, 1000 - step, seed=step)
-    return output
+        outputs.append(call(model, 1000 - step, seed=step))
+    return torch.stack(outputs)
 
 
 class TestSpeedUp:
@@ -174,6 +176,64 @@ class TestNothingIsSilent:
         speed_up(model, merge=Merge(guidance_parts=3))
         with pytest.raises(UsageError, match="guidance_parts=3 does not divide a batch of 2"):
             call(model)
+
+
+CHANGES = {
+    "ratio": ({}, 0.25),
+    "scope": ({}, "block"),
+    "window": ({}, (0.5, 1.0)),
+    "skip_blocks": ({}, (0,)),
+    "sites": ({"scope": "module"}, ("attn",)),
+    "min_tokens": ({}, 100),
+    "region": ({}, "stripe"),
+    "region_tokens": ({}, 64),
+    "selection_tokens": ({}, 16),
+    "num_regions": ({}, 16),
+    "region_frames": ({}, 1),
+    "distance_weight": ({}, 0.0),
+    "assign": ({"region_tokens": 64}, "global"),
+    "scale": ({}, 1.0),
+    "select_every": ({}, 3),
+    "reweigh_every": ({"select_every": 3}, 1),
+    "share_plan": ({}, True),
+    "guidance_parts": ({}, 2),
+}
+"""A value for every field of `Merge` that changes what is computed, beside others that it needs."""
+
+
+class TestEveryFieldHasAnEffect:
+    @pytest.mark.parametrize("field", CHANGES)
+    def test_of_merge(self, field):
+        needed, value = CHANGES[field]
+
+        def run(**settings):
+            if field == "region_frames":
+                wan = one("wan")
+                model = wan.build()
+                speed_up(model, merge=Merge(skip_blocks=(), **settings))
+                return wan.call(model, frames=4)
+            model = unet()
+            return generate(model, speed_up(model, merge=Merge(**settings)), 4)
+
+        assert not torch.equal(run(**needed), run(**needed | {field: value}))
+
+    def test_of_the_backend(self, recwarn):
+        """Where it cannot run, it says so."""
+        model = unet()
+        handle = speed_up(model, merge=Merge(backend="triton"))
+        call(model)
+        summary = handle.summary().merge
+        assert "triton" in summary.backend or summary.fallbacks or recwarn.list
+
+    def test_none_is_left_out(self):
+        assert {*CHANGES, "backend"} == set(Merge.names())
+
+    def test_of_skip(self):
+        def run(skip):
+            model = unet()
+            return generate(model, speed_up(model, skip=skip), 8)
+
+        assert not torch.equal(run(Skip(computed=3)), run(Skip(computed=(0, 3))))
 
 
 class TestHandle:

@@ -1,12 +1,13 @@
-"""The state of a denoiser between calls."""
+"""The plans of a denoiser between calls."""
 
 import pytest
 from observe import state_of
-from tiny import FAMILIES, SETTINGS
+from tiny import one
 
-from toma_diffusion import apply_toma
+from toma_diffusion import Merge, speed_up
 
-FLUX = next(family for family in FAMILIES if family.name == "flux")
+FLUX = one("flux")
+SETTINGS = {"merge": Merge(num_regions=4, skip_blocks=())}
 
 
 def addresses(model) -> list[int]:
@@ -17,7 +18,7 @@ def addresses(model) -> list[int]:
 def test_buffers_stay_where_they_are(between):
     """CUDA graphs and compiled code hold their addresses."""
     model = FLUX.build()
-    handle = apply_toma(model, **SETTINGS)
+    handle = speed_up(model, **SETTINGS)
     FLUX.call(model)
     before = addresses(model)
     if between == "reset":
@@ -31,7 +32,7 @@ def test_buffers_stay_where_they_are(between):
 
 def test_buffers_of_sizes_no_longer_in_use_are_freed():
     model = FLUX.build()
-    apply_toma(model, **SETTINGS)
+    speed_up(model, **SETTINGS)
     for _ in range(3):
         FLUX.call(model, height=8, wide=8)
         FLUX.call(model, height=12, wide=8)
