@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
+from merging import SteadyPlan
 from pairs import pairwise
-from strided import StridedPlan
 
 from toma_diffusion import Merge, ops
 from toma_diffusion.merge import Action, Grid, MergePlan
@@ -40,7 +40,7 @@ def selected(tokens, grid, plan_class=MergePlan, joint=False, **settings):
 class TestHard:
     def test_is_the_limit_of_soft(self, settings):
         tokens = torch.randn(2, 60, 32)
-        soft, hard = (selected(tokens, Grid(6, 10), StridedPlan, scale=each, **settings) for each in (1e7, math.inf))
+        soft, hard = (selected(tokens, Grid(6, 10), SteadyPlan, scale=each, **settings) for each in (1e7, math.inf))
         torch.testing.assert_close(hard.weights, soft.weights)
         torch.testing.assert_close(hard.merge(tokens), soft.merge(tokens))
         torch.testing.assert_close(hard.unmerge(hard.merge(tokens)), soft.unmerge(soft.merge(tokens)))
@@ -67,9 +67,9 @@ class TestHard:
 @every_setting
 def test_a_part_of_the_tokens_at_a_time_gives_the_same(settings, scale, monkeypatch):
     tokens = torch.randn(2, 60, 8)
-    whole = selected(tokens, Grid(6, 10), StridedPlan, scale=scale, **settings)
+    whole = selected(tokens, Grid(6, 10), SteadyPlan, scale=scale, **settings)
     monkeypatch.setattr(ops, "tokens_at_once", lambda batch, count: 7)
-    parts = selected(tokens, Grid(6, 10), StridedPlan, scale=scale, **settings)
+    parts = selected(tokens, Grid(6, 10), SteadyPlan, scale=scale, **settings)
     torch.testing.assert_close(parts.weights, whole.weights)
     torch.testing.assert_close(parts.merge(tokens), whole.merge(tokens))
 

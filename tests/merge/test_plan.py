@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from merging import SteadyPlan
 from observe import CountOperators
 from pairs import named, pairwise
-from strided import StridedPlan
 
 from toma_diffusion import Merge, ops
 from toma_diffusion.merge import Action, Grid, MergePlan, Regions, Schedule, num_destinations, why_first_frame_whole
@@ -91,7 +91,7 @@ class TestBatch:
     def test_batch_of_four_equals_four_batches_of_one(self, dtype, region, assign):
         grid = Grid(16, 12)
         tokens = torch.randn(4, grid.num_tokens, 32).to(dtype)
-        settings = {"region": region, "assign": assign, "plan_class": StridedPlan}
+        settings = {"region": region, "assign": assign, "plan_class": SteadyPlan}
         together = selected(tokens, grid, **settings)
         restored = together.unmerge(together.merge(tokens))
         for index in range(4):
