@@ -1,8 +1,7 @@
 """Every other method on every family that can have it."""
 
 import pytest
-from tiny import FAMILIES, Family
-from tiny_today import EVERY_FAMILY
+from tiny import EVERY_FAMILY, FAMILIES, Family
 
 from toma_diffusion import METHODS
 

@@ -12,9 +12,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.engine.install import find_root
 from toma_diffusion.merge import MergePlan
-from toma_diffusion.engine.hooks import Hook
 from toma_diffusion.merge.state import MergeState
 
 BLOCKS = (

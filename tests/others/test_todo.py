@@ -3,8 +3,7 @@
 import pytest
 import torch
 from observe import attention_lengths, inputs_of
-from tiny import FAMILIES, sd15_unet, sdxl_unet
-from tiny_today import TODAY
+from tiny import FAMILIES, TODAY, sd15_unet, sdxl_unet
 from torch.nn import functional
 
 from toma_diffusion import Grid, ToDoConfig, apply_toma, remove_toma
