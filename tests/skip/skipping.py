@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 from observe import state_of
-from tiny import Family, output_of
-from tiny_today import EVERY_FAMILY
+from tiny import EVERY_FAMILY, Family, output_of
 from torch import Tensor, nn
 
 from toma_diffusion import Skip, ToMAConfig, ToMAHandle

@@ -9,8 +9,7 @@ import torch
 from diffusers.callbacks import SDCFGCutoffCallback
 from skipping import BY_NAME, Runs, only_skip
 from tiny import Family
-from tiny_pipelines import flux_pipeline, run, sd3_pipeline, sd15_pipeline
-from tiny_video_pipelines import generate, hunyuan15_pipeline
+from tiny_pipelines import flux_pipeline, generate, hunyuan15_pipeline, run, sd3_pipeline, sd15_pipeline
 from torch import Tensor, nn
 
 from toma_diffusion import apply_toma

@@ -33,14 +33,15 @@ from tiny_pipelines import (
     PIPELINES,
     denoiser,
     flux_pipeline,
+    generate,
     inpainting_pipeline,
     quiet,
     run,
     sd3_pipeline,
     sd15_pipeline,
     sdxl_pipeline,
+    wan_pipeline,
 )
-from tiny_video_pipelines import generate, wan_pipeline
 from torch import Tensor
 
 from toma_diffusion import UsageError, apply_toma, remove_toma, toma_enabled

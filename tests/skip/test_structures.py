@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from skipping import BY_NAME, only_skip
-from tiny_video import chosen
+from tiny import chosen
 from torch import Tensor, nn
 
 from toma_diffusion import apply_toma

@@ -11,9 +11,7 @@ from typing import Any, cast
 import diffusers
 import torch
 from diffusers.models.embeddings import get_2d_rotary_pos_embed_lumina, get_3d_rotary_pos_embed_allegro
-from tiny import FAMILIES, Family
-from tiny_today import TODAY, ids, lively
-from tiny_video import VIDEO
+from tiny import FAMILIES, TODAY, VIDEO, Family, ids, lively
 from torch import nn
 
 WRITTEN_FOR = "0.42"
