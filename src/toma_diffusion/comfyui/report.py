@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from toma_diffusion.engine.summary import Summary
+from toma_diffusion.summary import Summary
 
 WHOLE, MERGED, SKIPPED = "whole", "merged", "skipped"
 KINDS = (WHOLE, MERGED, SKIPPED)

@@ -10,7 +10,7 @@ from torch import nn
 from toma_diffusion.errors import UsageError
 
 KEY = "toma_diffusion"
-"""Under which our wrapper is kept in a ModelPatcher."""
+"""Under which our wrappers are kept in a ModelPatcher."""
 COMPILED = "torch.compile"
 """Under which ComfyUI keeps the wrapper of its node TorchCompileModel."""
 CACHES = {"easycache": "EasyCache", "lazycache": "LazyCache"}
@@ -24,26 +24,15 @@ def denoiser_of(patcher: Any) -> nn.Module:
 
 
 def is_compiled(patcher: Any) -> bool:
-    """Whether nodes have this clone compiled with `torch.compile`."""
-    by_wrapper = any(COMPILED in each for each in getattr(patcher, "wrappers", {}).values())
-    replaced = [denoiser_of(patcher), *patcher.object_patches.values()]  # the whole model, or single blocks of it
-    return by_wrapper or any(hasattr(each, "_orig_mod") for each in replaced)
-
-
-def model_sampling_of(patcher: Any) -> Any:
-    """How this clone scales what goes into the model, and what comes out."""
-    return patcher.get_model_object("model_sampling")
+    """Whether nodes have this clone compiled with `torch.compile`: the whole model, or single blocks of it."""
+    replaced = [denoiser_of(patcher), *patcher.object_patches.values()]
+    return COMPILED in _wrapper_keys(patcher) or any(hasattr(each, "_orig_mod") for each in replaced)
 
 
 def cache_of(patcher: Any) -> str | None:
     """The node that has this clone skip steps already, if there is one."""
-    keys = {key for each in getattr(patcher, "wrappers", {}).values() for key, found in each.items() if found}
+    keys = _wrapper_keys(patcher)
     return next((name for key, name in CACHES.items() if key in keys), None)
-
-
-def sampler_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The sampler among the arguments of `CFGGuider.outer_sample`, or None."""
-    return args[2] if len(args) > 2 else kwargs.get("sampler")
 
 
 def wrap_sampling(patcher: Any, sampling: Any, evaluation: Any) -> None:
@@ -60,16 +49,20 @@ def wrap_sampling(patcher: Any, sampling: Any, evaluation: Any) -> None:
         patcher.add_wrapper_with_key(place, KEY, wrapper)
 
 
-def wrapper_of(patcher: Any) -> Any:
-    """Our wrapper of a clone, or None."""
-    found = getattr(patcher, "wrappers", {}).get(_place("OUTER_SAMPLE"), {}).get(KEY, [])
+def wrapper_in(wrappers: Any) -> Any:
+    """Our wrapper of samplings among those of a clone, which calls have in their `transformer_options` too. Or None."""
+    found = (wrappers or {}).get(_place("OUTER_SAMPLE"), {}).get(KEY, [])
     return found[0] if found else None
 
 
-def wrapper_in(options: Any) -> Any:
-    """Our wrapper of the clone that makes a call, from its `transformer_options`; None if that clone has none."""
-    found = options.get("wrappers", {}).get(_place("OUTER_SAMPLE"), {}).get(KEY, [])
-    return found[0] if found else None
+def sampler_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The sampler among the arguments of `CFGGuider.outer_sample`, as ComfyUI's nodes list it; of samplers that it does
+    not have the name of the function or class."""
+    sampler = args[2] if len(args) > 2 else kwargs.get("sampler")
+    function = getattr(sampler, "sampler_function", None)
+    function = getattr(function, "func", function)  # of a partial function
+    name = str(getattr(function, "__name__", type(sampler).__name__))
+    return name.removeprefix("sample_").removesuffix("_function")
 
 
 def show(text: str, node_id: str | None) -> None:
@@ -77,6 +70,10 @@ def show(text: str, node_id: str | None) -> None:
     server: Any = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
     if node_id is not None and hasattr(server, "send_progress_text"):
         server.send_progress_text(text, node_id)
+
+
+def _wrapper_keys(patcher: Any) -> set[str]:
+    return {key for each in getattr(patcher, "wrappers", {}).values() for key, found in each.items() if found}
 
 
 def _place(name: str) -> str:
