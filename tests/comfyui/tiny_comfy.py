@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from toma_diffusion.comfyui.session import Session
 from torch import nn
 
 from toma_diffusion import Skip
-from toma_diffusion.comfyui.session import Session
 
 WIDTH = 16
 """Channels of the text."""

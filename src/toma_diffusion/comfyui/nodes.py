@@ -138,7 +138,7 @@ class Report(Node):
     OUTPUT_NODE = True
 
     def make(self, model: Any, samples: Any) -> tuple[str, str]:
-        acceleration = upstream.wrapper_in(model.wrappers)
+        acceleration = upstream.wrapper_of(model)
         if acceleration is None:
             text = f"This model is not accelerated: connect the MODEL that '{SpeedUp.NAME}' returns."
         elif acceleration.last is None:
@@ -156,7 +156,7 @@ def faster(model: Any, **choices: Any) -> tuple[Any, str]:
 
     Raises `UsageError`, which ComfyUI shows on the node, if they do not fit the model.
     """
-    before = upstream.wrapper_in(model.wrappers)
+    before = upstream.wrapper_of(model)
     acceleration = Acceleration(replace(Chosen() if before is None else before.chosen, **choices))
     text = acceleration.check(model)
     clone = model.clone()

@@ -79,8 +79,22 @@ class Report:
     interrupted: bool = False
 
     def __str__(self) -> str:
-        lines = [str(self.summary), "", *self.times.lines()]
-        lines += [f"note: {note}" for note in self.notes]
+        lines = [*described(self.summary), *self.times.lines(), *(f"note: {note}" for note in self.notes)]
         if self.interrupted:
             lines.append("note: sampling was interrupted, or failed")
         return "\n".join(lines)
+
+
+def described(summary: Summary) -> list[str]:
+    """What was done, or before the first sampling what is planned. Without tables, which nodes cannot show."""
+    lines = [] if summary.skip is None else list(summary.skip.lines)
+    merge = summary.merge
+    if merge is not None and merge.is_used:
+        lines.append(merge.headline)
+        lines += [
+            f"{kind.kind}: {kind.tokens_before} → {kind.tokens_after} tokens of a grid of {kind.grid}"
+            for kind in merge.kinds
+            if kind.tokens_before is not None
+        ]
+        lines += merge.lines()
+    return lines + [f"note: {note}" for note in summary.notes]

@@ -20,7 +20,7 @@ from toma_diffusion.comfyui import upstream
 from toma_diffusion.comfyui.families import find_comfy_family
 from toma_diffusion.comfyui.families.base import Options, transformer_options
 from toma_diffusion.comfyui.place import Place, PlaceReader, missing
-from toma_diffusion.comfyui.report import MERGED, SKIPPED, WHOLE, Report, StepTimes
+from toma_diffusion.comfyui.report import MERGED, SKIPPED, WHOLE, Report, StepTimes, described
 from toma_diffusion.comfyui.solver import SEVERAL, read_levels
 from toma_diffusion.engine.arguments import Arguments, Given, Keywords
 from toma_diffusion.engine.hooks import Hook
@@ -53,7 +53,7 @@ class Acceleration:
         if obstacle := self.obstacle(patcher):
             raise UsageError(f"{obstacle}.")
         with self.handle(patcher) as handle:
-            return str(handle.summary())
+            return "\n".join(described(handle.summary()))
 
     def obstacle(self, patcher: Any) -> str | None:
         """Why nothing can be done with this clone as it is now, if so."""

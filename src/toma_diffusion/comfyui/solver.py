@@ -38,11 +38,11 @@ SEVERAL = frozenset(
         "sa_solver_pece",
         "seeds_2",
         "seeds_3",
-    ]
+    }
 )
 """Samplers that evaluate the model several times a step. Others that do are recognised when they do it."""
 ON_NOISE = frozenset(
-    {"euler", "euler_cfg_pp", "lms", "ipndm", "ipndm_v", "deis", "gradient_estimation", "gradient_estimation_cfg_pp"]
+    {"euler", "euler_cfg_pp", "lms", "ipndm", "ipndm_v", "deis", "gradient_estimation", "gradient_estimation_cfg_pp"}
 )
 """Samplers that add no fresh noise, and work on the noise: it is the same over skipped steps, and so is the image."""
 ON_IMAGE = frozenset({"dpmpp_2m", "dpmpp_2m_cfg_pp", "res_multistep", "res_multistep_cfg_pp", "unipc", "unipc_bh2"})

@@ -38,19 +38,19 @@ def cache_of(patcher: Any) -> str | None:
 def wrap_sampling(patcher: Any, sampling: Any, evaluation: Any) -> None:
     """Call these around every sampling with this clone, and around every evaluation by its sampler, in the place of
     earlier ones of ours."""
-    try:
-        places = _place("OUTER_SAMPLE"), _place("PREDICT_NOISE")
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"this version of ComfyUI has no wrappers of sampling, which ToMA needs ({error}): update ComfyUI."
-        ) from error
-    for place, wrapper in zip(places, (sampling, evaluation), strict=True):
+    for name, wrapper in (("OUTER_SAMPLE", sampling), ("PREDICT_NOISE", evaluation)):
+        place = _place(name)
         patcher.remove_wrappers_with_key(place, KEY)
         patcher.add_wrapper_with_key(place, KEY, wrapper)
 
 
+def wrapper_of(patcher: Any) -> Any:
+    """Our wrapper of samplings with a clone, or None."""
+    return wrapper_in(getattr(patcher, "wrappers", None))
+
+
 def wrapper_in(wrappers: Any) -> Any:
-    """Our wrapper of samplings among those of a clone, which calls have in their `transformer_options` too. Or None."""
+    """The same among the wrappers of a clone, which calls of the model have in their `transformer_options`."""
     found = (wrappers or {}).get(_place("OUTER_SAMPLE"), {}).get(KEY, [])
     return found[0] if found else None
 
@@ -78,7 +78,12 @@ def _wrapper_keys(patcher: Any) -> set[str]:
 
 def _place(name: str) -> str:
     """Where a wrapper is put, by the name that ComfyUI has for it."""
-    from comfy.patcher_extension import WrappersMP
+    try:
+        from comfy.patcher_extension import WrappersMP
 
-    place: str = getattr(WrappersMP, name)
+        place: str = getattr(WrappersMP, name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"this version of ComfyUI has no wrappers of sampling, which ToMA needs ({error}): update ComfyUI."
+        ) from error
     return place
