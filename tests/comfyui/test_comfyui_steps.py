@@ -118,40 +118,40 @@ class TestTimes:
         now = [0.0]
         monkeypatch.setattr("time.perf_counter", lambda: now[0])
         times = StepTimes()
-        for seconds, kind in steps:
+        for seconds, *kinds in steps:
             times.begin_step()
-            times.note(kind)
+            for kind in kinds:
+                times.note(kind)
             now[0] += seconds
         times.end()
         return times
 
     def test_saved_time(self, monkeypatch):
         steps = [(9.0, WHOLE), (2.0, WHOLE), (1.0, MERGED), (0.5, SKIPPED), (77.0, SKIPPED)]
-        times = self.times(monkeypatch, *steps)
-        assert times.counts == {WHOLE: 2, MERGED: 1, SKIPPED: 2}
-        assert times.seconds == {WHOLE: [2.0], MERGED: [1.0], SKIPPED: [0.5]}
-        # 2 + 2 + 1 + 0.5 + 0.5 seconds instead of five steps of 2
-        assert times.lines()[-1] == "time saved: about 4.00 s of 10.00 s (40%)"
+        assert self.times(monkeypatch, *steps).lines() == [
+            "steps: 2 whole, 1 merged, 2 skipped",
+            "a whole step took 2.000 s on average",
+            "a merged step took 1.000 s on average",
+            "a skipped step took 0.500 s on average",
+            # 2 + 2 + 1 + 0.5 + 0.5 seconds instead of five steps of 2
+            "time saved: about 4.00 s of 10.00 s (40%)",
+        ]
 
     def test_without_a_whole_step_it_is_not_known(self, monkeypatch):
         assert "not known" in self.times(monkeypatch, *[(1.0, MERGED)] * 3).lines()[-1]
 
     def test_a_step_of_several_kinds(self, monkeypatch):
-        times = self.times(monkeypatch, (1.0, WHOLE))
-        times.begin_step()
-        for kind in (MERGED, SKIPPED, WHOLE):
-            times.note(kind)
-        times.end()
-        assert times.counts == {WHOLE: 1, MERGED: 0, SKIPPED: 1}
+        times = self.times(monkeypatch, (1.0, WHOLE), (1.0, MERGED, SKIPPED, WHOLE))
+        assert times.lines()[0] == "steps: 1 whole, 1 skipped"
 
-    def test_a_step_that_is_made_again(self, monkeypatch):
-        times = self.times(monkeypatch, (1.0, WHOLE))
+    def test_a_step_that_is_made_again(self):
+        times = StepTimes()
         times.begin_step()
         times.note(SKIPPED)
         times.repeat_step()
         times.note(WHOLE)
         times.end()
-        assert times.counts == {WHOLE: 2, MERGED: 0, SKIPPED: 0}
+        assert times.lines() == ["steps: 1 whole"]
 
     def test_nothing(self):
         assert StepTimes().lines() == ["no step was made"]
