@@ -154,12 +154,6 @@ class TestOtherNodes:
         assert "nothing was merged: other nodes patch its blocks (attn1)" in report(clone)
         assert "256 → 128" in report(clone)
 
-    def test_a_pass_of_another_node_is_skipped_too(self, models, extras):
-        name = "SkipLayerGuidanceDiT"
-        clone = accelerated(run(extras, name, models["qwen-image"], **self.CASES[name][1]), **SKIP)
-        sample(clone, "qwen-image")
-        assert "steps: 2 whole, 2 skipped" in report(clone)
-
     def test_a_resized_picture_is_left_alone(self, models, extras):
         name = "PatchModelAddDownscale"
         patched = run(extras, name, models["sd15"], **self.CASES[name][1])

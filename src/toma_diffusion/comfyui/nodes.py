@@ -62,7 +62,7 @@ class Node(ABC):
 
 
 class SpeedUp(Node):
-    """Makes a model sample faster by skipping steps, or with 4 steps or fewer by merging tokens. Needs no training."""
+    """Makes a model sample faster, by skipping steps or by merging tokens. Needs no training."""
 
     ID, NAME, DESCRIPTION = "ToMASpeedUp", "ToMA: speed up model", __doc__
     INPUTS: ClassVar = {
@@ -70,7 +70,8 @@ class SpeedUp(Node):
         "preset": choice(
             presets.PRESETS,
             presets.DEFAULT,
-            "balanced is closest to the original; fast and faster save more time and lose more detail.",
+            "balanced is closest to the original, and merges tokens if there are 4 steps or fewer. fast and faster save more "
+            "time and lose more detail.",
         ),
     }
 
