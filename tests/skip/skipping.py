@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tiny import Family, output_of
-from tiny import EVERY_FAMILY
+from tiny import EVERY_FAMILY, Family, output_of
 from torch import Tensor, nn
 
 from toma_diffusion import Handle, Skip, speed_up

@@ -11,8 +11,7 @@ from typing import Any
 import diffusers
 import torch
 from diffusers.models.embeddings import get_2d_rotary_pos_embed_lumina, get_3d_rotary_pos_embed_allegro
-from tiny import EVERY_FAMILY, ids, lively
-from tiny import VIDEO
+from tiny import EVERY_FAMILY, VIDEO, ids, lively
 from torch import nn
 
 WRITTEN_FOR = "0.42"
