@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from inspect import signature
 from itertools import product
 from typing import Any
 
+import diffusers
 import pytest
 import torch
-from diffusers import (
-    DDIMScheduler,
-    DDPMScheduler,
-    DEISMultistepScheduler,
-    DPMSolverMultistepScheduler,
-    DPMSolverSinglestepScheduler,
-    EDMDPMSolverMultistepScheduler,
-    EDMEulerScheduler,
-    EulerAncestralDiscreteScheduler,
-    EulerDiscreteScheduler,
-    FlowMatchEulerDiscreteScheduler,
-    UniPCMultistepScheduler,
-)
 from pairs import named
 from skipping import skipping
 from torch import Tensor, nn
@@ -30,8 +19,6 @@ from toma_diffusion.skip.levels import read_levels
 
 STEPS = 6
 PREDICTIONS = ("epsilon", "v_prediction", "sample")
-WITHOUT_GENERATOR = (DEISMultistepScheduler, DPMSolverSinglestepScheduler, UniPCMultistepScheduler)
-"""Their steps add no noise, and take none."""
 
 
 class Denoiser(nn.Module):
@@ -49,7 +36,7 @@ def generation(scheduler: Any, computed: tuple[int, ...]) -> Iterator[tuple[Tens
     handle.begin(STEPS, scheduler)
     generator = torch.Generator().manual_seed(0)
     sample = torch.randn(1, 4, 4, 4, generator=generator) * getattr(scheduler, "init_noise_sigma", 1.0)
-    extra = {} if isinstance(scheduler, WITHOUT_GENERATOR) else {"generator": generator}
+    extra = {"generator": generator} if "generator" in signature(scheduler.step).parameters else {}
     for step, time in enumerate(scheduler.timesteps):
         handle.step(step)
         scaled = scheduler.scale_model_input(sample, time) if hasattr(scheduler, "scale_model_input") else sample
@@ -67,8 +54,8 @@ def same(images: list[Tensor]) -> None:
 @pytest.mark.parametrize(
     ("scheduler", "prediction"),
     [
-        *product((DDIMScheduler, EulerDiscreteScheduler, DDPMScheduler), PREDICTIONS),
-        *product((EulerAncestralDiscreteScheduler,), PREDICTIONS[:2]),
+        *product((diffusers.DDIMScheduler, diffusers.EulerDiscreteScheduler, diffusers.DDPMScheduler), PREDICTIONS),
+        *product((diffusers.EulerAncestralDiscreteScheduler,), PREDICTIONS[:2]),
     ],
     ids=named,
 )
@@ -80,11 +67,11 @@ def test_the_clean_image_is_held(scheduler: Any, prediction: str) -> None:
 
 
 ON_THE_IMAGE = [
-    (DPMSolverMultistepScheduler, {}),
-    (DPMSolverMultistepScheduler, {"use_karras_sigmas": True}),
-    (DPMSolverMultistepScheduler, {"algorithm_type": "sde-dpmsolver++"}),
-    (DPMSolverSinglestepScheduler, {}),
-    (UniPCMultistepScheduler, {}),
+    (diffusers.DPMSolverMultistepScheduler, {}),
+    (diffusers.DPMSolverMultistepScheduler, {"use_karras_sigmas": True}),
+    (diffusers.DPMSolverMultistepScheduler, {"algorithm_type": "sde-dpmsolver++"}),
+    (diffusers.DPMSolverSinglestepScheduler, {}),
+    (diffusers.UniPCMultistepScheduler, {}),
 ]
 
 
@@ -92,7 +79,7 @@ ON_THE_IMAGE = [
     ("scheduler", "settings", "prediction"),
     [
         *((*each, prediction) for each, prediction in product(ON_THE_IMAGE, PREDICTIONS)),
-        *((EDMDPMSolverMultistepScheduler, {}, prediction) for prediction in PREDICTIONS[:2]),
+        *((diffusers.EDMDPMSolverMultistepScheduler, {}, prediction) for prediction in PREDICTIONS[:2]),
     ],
     ids=named,
 )
@@ -108,13 +95,13 @@ def test_of_solvers_that_work_on_the_image(scheduler: Any, settings: dict[str, A
 
 @pytest.mark.parametrize("settings", [{}, {"shift": 3.0}, {"stochastic_sampling": True}], ids=str)
 def test_of_flow_models(settings: dict[str, Any]) -> None:
-    made = FlowMatchEulerDiscreteScheduler(**settings)
+    made = diffusers.FlowMatchEulerDiscreteScheduler(**settings)
     same([x - made.sigmas[step] * output for step, (_, x, output) in enumerate(generation(made, (0,)))])
 
 
 def test_one_step_of_a_flow_solver_over_all_skipped_ones() -> None:
     """The sample of the next computed step is that of the solver on the computed steps alone."""
-    made = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    made = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
     steps = list(generation(made, (0, 4)))
     (_, first, output), (_, reached, _) = steps[0], steps[4]
     torch.testing.assert_close(reached, first + (made.sigmas[4] - made.sigmas[0]) * output)
@@ -123,13 +110,13 @@ def test_one_step_of_a_flow_solver_over_all_skipped_ones() -> None:
 @pytest.mark.parametrize(
     "scheduler",
     [
-        DDIMScheduler(),
-        EulerDiscreteScheduler(),
-        EulerDiscreteScheduler(use_karras_sigmas=True),
-        DPMSolverMultistepScheduler(),
-        UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction", flow_shift=3.0),
-        FlowMatchEulerDiscreteScheduler(shift=3.0),
-        EDMEulerScheduler(),
+        diffusers.DDIMScheduler(),
+        diffusers.EulerDiscreteScheduler(),
+        diffusers.EulerDiscreteScheduler(use_karras_sigmas=True),
+        diffusers.DPMSolverMultistepScheduler(),
+        diffusers.UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction", flow_shift=3.0),
+        diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
+        diffusers.EDMEulerScheduler(),
     ],
     ids=named,
 )
