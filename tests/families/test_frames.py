@@ -65,6 +65,7 @@ def test_regions_may_go_over_frames_or_not(family):
 
 
 NOT_GIVEN = [family for family in VIDEO if not family.given]
+NOT_GIVEN_IN_A_SCOPE = [(family, SCOPES[index % 3]) for index, family in enumerate(NOT_GIVEN)]
 APART = "note: the first of 7 frames was left whole: 7 frames cannot be divided into regions of about 2 frames, the"
 
 
