@@ -1,4 +1,4 @@
-"""Inputs that only some families take: given pictures, padded prompts, KV caches, lists of pictures; what is refused."""
+"""Inputs that only some families take: given pictures, padded prompts, KV caches, lists; and what is refused."""
 
 import diffusers
 import pytest
