@@ -8,7 +8,7 @@ import torch
 from diffusers import ControlNetModel
 from diffusers.hooks import FirstBlockCacheConfig
 from merging import call, merged, remove, steady, steady_call
-from observe import attention_lengths, bookkeeping, our_hooks, same_picture
+from observe import AttentionLengths, attention_lengths, bookkeeping, our_hooks, same_picture
 from pairs import named, pairwise
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 from tiny import SCOPES, TODAY, flux_transformer, one, sd3_transformer, sd15_unet
@@ -48,17 +48,10 @@ with_adapters = pytest.mark.parametrize("family", [SD15, SDXL, FLUX, SD3], ids=n
 
 
 @pytest.fixture
-def attended(monkeypatch):
-    """The lengths of queries and keys of every attention, as the kernel sees them."""
-    lengths = []
-    kernel = torch.nn.functional.scaled_dot_product_attention
-
-    def record(query, key, *args, **kwargs):
-        lengths.append((query.shape[-2], key.shape[-2]))
-        return kernel(query, key, *args, **kwargs)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", record)
-    return lengths
+def attended():
+    """The lengths of queries and keys of every attention in this test."""
+    with AttentionLengths() as lengths:
+        yield lengths.seen
 
 
 def lengths_of(family, model, **inputs) -> list[tuple[int, int]]:
