@@ -325,9 +325,9 @@ def unet_residuals() -> dict:
     return {"down_block_additional_residuals": down, "mid_block_additional_residual": middle}
 
 
-def random_residuals(count: int, width: int, seed: int) -> list[torch.Tensor]:
+def random_residuals(count: int, width: int, seed: int, tokens: int = 64) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(2, 64, width, generator=generator) * 0.3 for _ in range(count)]
+    return [torch.randn(2, tokens, width, generator=generator) * 0.3 for _ in range(count)]
 
 
 CONTROLLED = [
@@ -342,6 +342,10 @@ CONTROLLED = [
     ),
     (SD3, {"block_controlnet_hidden_states": random_residuals(4, 32, 8)}),
     (SD3, {"block_controlnet_hidden_states": random_residuals(2, 32, 8)}),
+    (one("chroma"), {"controlnet_block_samples": random_residuals(2, 32, 6)}),
+    (one("chroma"), {"controlnet_single_block_samples": random_residuals(3, 32, 7)}),  # written in place by the model
+    (one("qwen-image"), {"controlnet_block_samples": random_residuals(3, 32, 9)}),
+    (one("z-image"), {"controlnet_block_samples": dict(enumerate(random_residuals(3, 32, 9, tokens=128)))}),
 ]
 
 

@@ -4,9 +4,7 @@ import diffusers
 import pytest
 import torch
 from diffusers import (
-    DPMSolverMultistepScheduler,
     FluxImg2ImgPipeline,
-    HeunDiscreteScheduler,
     StableDiffusion3Img2ImgPipeline,
     StableDiffusionImg2ImgPipeline,
     StableDiffusionPAGPipeline,
@@ -36,8 +34,6 @@ from tiny_pipelines import (
     wan_pipeline,
 )
 from tracing import SELECTS, Trace, traced
-
-from toma_diffusion import Skip, speed_up
 
 LATE = {"window": (0.5, 1.0)}
 EVERY_GUIDANCE = [
@@ -85,18 +81,6 @@ class TestLaterImagePipelines:
         assert traces[1].where("merge")
         assert traces[1].reads[1:] == traces[0].reads[1:]
 
-    @pytest.mark.parametrize("tiny", [tiny for tiny in TODAY_PIPELINES if tiny.name != "qwen-edit"], ids=named)
-    def test_a_preset_merges_few_steps_and_skips_many(self, tiny):
-        pipe = tiny.build()
-        handle = speed_up(pipe)
-        with pytest.warns(UserWarning, match="no token is removed"):  # the grids are small
-            tiny.run(pipe, 4)
-        summary = handle.summary().skip
-        assert (summary.num_computed, summary.num_predicted) == (4, 0)
-        tiny.run(pipe, 8)
-        summary = handle.summary().skip
-        assert (summary.num_computed, summary.num_predicted) == (6, 2)
-
 
 @pytest.mark.parametrize("name", VIDEO_PIPELINES)
 class TestVideoPipelines:
@@ -116,16 +100,6 @@ class TestVideoPipelines:
         assert torch.equal(generate(pipe), whole)
         handle.remove()
         assert torch.equal(generate(pipe), whole)
-
-    def test_the_default_skips(self, name):
-        pipe = pipeline(name)
-        whole = generate(pipe, steps=8)
-        handle = speed_up(pipe)
-        assert generate(pipe, steps=8).isfinite().all()
-        summary = handle.summary().skip
-        assert (summary.num_computed, summary.num_predicted) == (6, 2)
-        handle.remove()
-        assert torch.equal(generate(pipe, steps=8), whole)
 
 
 def test_a_modular_pipeline():
@@ -209,18 +183,6 @@ class TestHunyuanVideo15:
         assert trace.where(SELECTS) == [0, 2, 4, 5]
 
     @pytest.mark.parametrize("image", [False, True], ids=["text", "image"])
-    def test_both_passes_are_predicted_from_their_own(self, image):
-        pipe = hunyuan15_pipeline(image)
-        whole = generate(pipe)
-        handle = speed_up(pipe, skip=Skip(computed=(0, 2)))
-        predicted = generate(pipe)
-        summary = handle.summary().skip
-        assert (summary.num_computed, summary.num_predicted) == (2, 2)
-        assert not torch.equal(predicted, whole)
-        handle.remove()
-        assert torch.equal(generate(pipe), whole)
-
-    @pytest.mark.parametrize("image", [False, True], ids=["text", "image"])
     def test_seven_latent_frames_become_a_clip(self, image):
         pipe = hunyuan15_pipeline(image)
         clip = {"num_frames": 25, "output_type": "pt", "steps": 2}
@@ -259,12 +221,6 @@ class TestChanges:
             for (height, width), batch, steps in zip(sizes, batches, (3, 5, 2, 4), strict=True)
         ]
         self.check(PIPELINES[name](), [*cases, cases[0]], scope=scope)
-
-    def test_schedulers(self):
-        pipe = sd15_pipeline()
-        ddim = pipe.scheduler
-        heun, dpm = (kind.from_config(ddim.config) for kind in (HeunDiscreteScheduler, DPMSolverMultistepScheduler))
-        self.check(pipe, [{"num_inference_steps": 5}] * 4, [ddim, heun, dpm, ddim])
 
     def test_guidance(self):
         cases = [{"guidance_scale": scale, "num_inference_steps": 4} for scale in (7.5, 0.0, 7.5)]
@@ -373,19 +329,3 @@ def to_meta(value):
     if isinstance(value, dict):
         return {name: to_meta(item) for name, item in value.items()}
     return value.to("meta") if isinstance(value, torch.Tensor) else value
-
-
-@pytest.mark.parametrize("name", PIPELINES)
-def test_off_is_the_original_bit_for_bit_and_on_is_as_before(name):
-    pipe = PIPELINES[name]()
-    plain = run(pipe, num_inference_steps=4)
-    handle = steady(pipe, **OFTEN)
-    ours = run(pipe, num_inference_steps=4)
-    handle.enabled = False
-    trace = traced(pipe, num_inference_steps=4)
-    assert trace.total("merge") == trace.total("merge_weights") == 0
-    assert torch.equal(run(pipe, num_inference_steps=4), plain)
-    handle.enabled = True
-    same_picture(run(pipe, num_inference_steps=4), ours)
-    handle.remove()
-    assert torch.equal(run(pipe, num_inference_steps=4), plain)
