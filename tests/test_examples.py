@@ -21,7 +21,7 @@ ON_A_CPU = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # inductor takes a minute here; compiled code is tested in tests/adapters and tests/gpu
+    "TORCHDYNAMO_DISABLE": "1",  # inductor takes a minute here; compiled code is tested in tests/families and tests/gpu
 }
 
 

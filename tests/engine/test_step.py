@@ -1,4 +1,4 @@
-"""The step counter on bare tensors; with real pipelines it is tested in tests/adapters/test_steps.py."""
+"""The step counter on bare tensors; with real pipelines it is tested in tests/families/test_steps.py."""
 
 import copy
 import gc

@@ -188,6 +188,18 @@ def run(pipe: DiffusionPipeline, prompts: int = 1, seed: int = 0, **arguments: A
     return pipe(**settings | arguments, return_dict=False)[0]
 
 
+def picture(height: int = 128, width: int = 128) -> torch.Tensor:
+    return torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(5))
+
+
+def img2img(
+    pipe: DiffusionPipeline, pipeline_class: type = diffusers.StableDiffusionImg2ImgPipeline
+) -> DiffusionPipeline:
+    """Over the same components."""
+    extra = {"requires_safety_checker": False} if pipeline_class is diffusers.StableDiffusionImg2ImgPipeline else {}
+    return quiet(pipeline_class(**pipe.components, **extra))
+
+
 SIZE = 128
 """Pixels: 8×8 tokens."""
 
