@@ -45,7 +45,7 @@ def _version(package: str) -> str:
 
 def head_of_package() -> str:
     """The commit of the checkout that the package runs from; `unknown` if it is installed elsewhere."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parent
     # An installed copy may lie inside another project's checkout, whose commit would say nothing.
     for command in (["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "--short", "HEAD"]):
         try:
