@@ -5,8 +5,8 @@
     images/<column>/<item>.png  the pictures; a clip is an animated PNG
     table.csv                   one row a column: what the command prints
 
-`toma tune` adds files of its own (tune/folder.py). A folder is one run of one plan. To resume is to run the same command
-again: what has a row is not computed again, what failed is tried again.
+`toma tune` adds files of its own (tune/folder.py). A folder is one run of one plan. To resume is to run the same
+command again: what has a row is not computed again, what failed is tried again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ways to save time other than merging tokens, to compare it with and to combine it with. One a file."""
+"""All shortcuts by their names, and how they are read."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from types import MappingProxyType
 from typing import Any
 
 from toma_diffusion.errors import UsageError
-from toma_lab.experiments.parsing import parse_settings, parse_value
-from toma_lab.experiments.shortcuts.base import Shortcut
-from toma_lab.experiments.shortcuts.block_caches import FirstBlockCache, MagCache, SeaCache, TaylorSeer
-from toma_lab.experiments.shortcuts.cache_dit import CacheDiT
-from toma_lab.experiments.shortcuts.deepcache import DeepCache
-from toma_lab.experiments.shortcuts.fewer_steps import FewerSteps
-from toma_lab.experiments.shortcuts.solver import Solver
-from toma_lab.experiments.shortcuts.timesteps import Timesteps
-
-__all__ = ["SHORTCUTS", "FewerSteps", "Shortcut", "parse_shortcut", "shortcut_class", "shortcut_from_dict"]
+from toma_lab.columns.base import Shortcut
+from toma_lab.columns.block_caches import FirstBlockCache, MagCache, SeaCache, TaylorSeer
+from toma_lab.columns.cache_dit import CacheDiT
+from toma_lab.columns.deepcache import DeepCache
+from toma_lab.columns.fewer_steps import FewerSteps
+from toma_lab.columns.solver import Solver
+from toma_lab.columns.timesteps import Timesteps
+from toma_lab.parsing import parse_settings, parse_value
 
 _KINDS: tuple[type[Shortcut], ...] = (
     *(FewerSteps, Timesteps, Solver),
@@ -38,10 +36,6 @@ def parse_shortcut(text: str) -> Shortcut:
     if kind is None:
         raise UsageError(f"{text!r} is no shortcut: use one of {', '.join(SHORTCUTS)}.")
     changes = text.strip().partition(":")[2].strip()
-    if kind is FewerSteps and not changes:
-        raise UsageError(f"method {text!r} does not say how many: write steps:14.")
-    if kind is Timesteps and not changes:
-        raise UsageError(f"method {text!r} does not say which: write timesteps:computed=(0,1,2,4,7).")
     if changes and "=" not in changes:
         return kind.from_settings({kind.knob: parse_value(changes)})
     return kind.from_settings(parse_settings(text, changes))

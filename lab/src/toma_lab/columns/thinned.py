@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from toma_lab.experiments.shortcuts.other_schedulers import named_like
+from toma_lab.columns.schedulers import named_like
 
 DDIM = ("DDIMScheduler", "CogVideoXDDIMScheduler")
 """These compute the end of a step from the number of steps, not from their list."""

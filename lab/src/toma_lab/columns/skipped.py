@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
 from torch import nn
@@ -11,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from toma_diffusion.api import find_denoiser
 from toma_diffusion.families import find_family
-from toma_lab.experiments.shortcuts.base import Shortcut
+from toma_lab.columns.base import Shortcut
 
 
 class SkippedSteps:
@@ -58,9 +57,7 @@ class SkippedSteps:
         ]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -17,10 +17,9 @@ from typing import Any
 from toma_diffusion.errors import UsageError
 from toma_diffusion.merge.base import Config
 from toma_diffusion.merge.config import PRESETS
-from toma_diffusion.merge.schedule import Schedule
 from toma_diffusion.others import method_of
-from toma_diffusion.skip.schedule import computed_steps
-from toma_lab.experiments.shortcuts import Shortcut
+from toma_lab.columns import Column, Shortcut
+from toma_lab.columns.ours import computed_of, count_merged
 
 FILE = Path(__file__).with_name("step_costs.csv")
 """Written by benchmarks/step_costs.py from the rows in benchmarks/results."""
@@ -120,41 +119,29 @@ class StepCosts:
             raise UsageError(f"there are no measured steps of {model!r}: use one of {', '.join(known)}.")
         return cls(model, [cost for cost in costs if cost.model == model])
 
-    def gain(
-        self,
-        steps: int,
-        *,
-        preset: str = "",
-        config: Config | None = None,
-        shortcuts: Sequence[Shortcut] = (),
-        cached: float = 0.0,
-        blocks: int = 0,
-    ) -> float | None:
+    def gain(self, steps: int, column: Column, *, cached: float = 0.0, blocks: int = 0) -> float | None:
         """How many times faster than all steps as they are; None if a step that it needs has not been measured.
+
+        If the settings of a column are those of its preset, so is the row (`step_of_preset`). Otherwise rows of the
+        same preset are preferred.
 
         Args:
             steps: of the run, with nothing saved.
-            preset: its name. If the settings are its own, so is the row (`step_of_preset`). Otherwise rows of the same
-                preset are preferred.
-            config: of merging and skipped steps.
-            shortcuts: fewer steps, or a cache.
-            cached: the share of the steps in which the cache skipped blocks.
+            cached: the share of the steps in which the column's cache skipped blocks.
             blocks: transformer blocks of the small model, to tell which share of them `skip_blocks` leaves.
         """
-        left = steps
-        for shortcut in shortcuts:
-            left = shortcut.steps_of(left)
-        computed = range(left) if config is None or config.skip is None else computed_steps(config.skip, left)
-        inside = _count_merged(config, left, computed)
-        merged = self._merged(preset, config, blocks) if config is not None and inside else 1.0
-        caches = [shortcut for shortcut in shortcuts if shortcut.is_cache]
+        left, config = column.steps_of(steps), column.config
+        computed = len(computed_of(config, left))
+        inside = 0 if config is None else count_merged(config, left)
+        merged = self._merged(column.name, config, blocks) if config is not None and inside else 1.0
+        caches = [shortcut for shortcut in column.shortcuts if shortcut.is_cache]
         cached = cached if caches else 0.0
-        if cached and (0 < inside < left or len(computed) < left):
+        if cached and (0 < inside < left or computed < left):
             return None  # nobody knows in which kind of steps the cache skips blocks
         caching = self._cached(caches[0]) if cached else 1.0
         if merged is None or caching is None:
             return None
-        whole = len(computed) - inside  # a skipped step costs nothing: the denoiser does not run
+        whole = computed - inside  # a skipped step costs nothing: the denoiser does not run
         return steps / ((1 - cached) * (inside * merged + whole) + cached * left * caching)
 
     def step_of_preset(self, preset: str, config: Config | None) -> PresetStep | None:
@@ -207,14 +194,6 @@ class StepCosts:
             return median(found) if found else None
         least = median(found)
         return least + (1 - least) * cache.more_blocks / BLOCKS[self.model]
-
-
-def _count_merged(config: Config | None, steps: int, computed: Iterable[int]) -> int:
-    """In how many of the computed steps tokens are merged."""
-    if config is None or not config.ratio:
-        return 0
-    schedule = Schedule.from_config(config)
-    return sum(schedule.action(step, steps) is not None for step in computed)
 
 
 def identity(config: Config) -> dict[str, Any]:

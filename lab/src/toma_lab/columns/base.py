@@ -1,4 +1,4 @@
-"""What all shortcuts share: a name, settings, and a way to apply them to a pipeline."""
+"""A shortcut: a way to generate faster other than with the library, to compare it with and to combine it with."""
 
 from __future__ import annotations
 
@@ -6,24 +6,32 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
 from toma_diffusion.api import find_denoisers
-from toma_diffusion.checks import hint, listed
+from toma_diffusion.checks import check_flag, check_integer, check_number, hint, listed
 from toma_diffusion.errors import UsageError
 
 Self = TypeVar("Self", bound="Shortcut")
+Check = Callable[[str, Any], Any]
+"""Of a setting: takes its name and value, returns the value or raises `UsageError`."""
 
 
+@dataclass(frozen=True)
 class Shortcut(ABC):
-    """A way to generate faster other than merging tokens. Immutable, so that two with equal settings are equal."""
+    """One way to save time, with its settings. Immutable, so that two with equal settings are equal."""
 
     name: ClassVar[str]
     """As a user writes it."""
     knob: ClassVar[str]
     """The setting that trades time for quality. Shortcuts that differ in it alone are one line of a plot."""
+    checks: ClassVar[Mapping[str, Check]]
+    """Its settings, and what is allowed."""
+    usual: ClassVar[Mapping[str, Any]] = {}
+    """Defaults that are needed here."""
     mixes_images: ClassVar[bool] = False
     """Whether what it does to an image depends on the other images of its batch."""
     counts_all_steps: ClassVar[bool] = False
@@ -33,32 +41,43 @@ class Shortcut(ABC):
     needs_pipeline: ClassVar[bool] = False
     """Whether it acts on more of a pipeline than the denoiser."""
 
+    chosen: tuple[tuple[str, Any], ...] = ()
+    """What the user set."""
+
     @classmethod
-    @abstractmethod
     def from_settings(cls: type[Self], settings: Mapping[str, Any]) -> Self:
         """With these settings; the others take their defaults. A wrong one raises `UsageError`."""
+        for name in settings:
+            if name not in cls.checks:
+                raise UsageError(
+                    f"{name!r} is not a setting of {cls.name}: {listed(cls.checks)}.{hint(name, cls.checks)}"
+                )
+        return cls(tuple((name, cls.checks[name](name, value)) for name, value in settings.items()))
 
     @property
-    @abstractmethod
     def settings(self) -> dict[str, Any]:
         """What the user set, in types that JSON has."""
+        return dict(self.chosen)
+
+    def value(self, name: str) -> Any:
+        """A setting; its default, if the user did not set it."""
+        return self.settings.get(name, self.usual.get(name))
 
     @property
     def text(self) -> str:
         """As a user writes it, with its settings: `deepcache:interval=3`."""
-        settings = ";".join(f"{name}={written(value)}" for name, value in self.settings.items())
+        settings = ";".join(f"{name}={written(value)}" for name, value in self.chosen)
         return f"{self.name}:{settings}" if settings else self.name
 
     @property
     def title(self) -> str:
         """The name in tables."""
-        return ", ".join([self.name, *(f"{name}={written(value)}" for name, value in self.settings.items())])
+        return ", ".join([self.name, *(f"{name}={written(value)}" for name, value in self.chosen)])
 
     @property
-    def family(self) -> tuple[str, str]:
+    def line(self) -> tuple[str, str]:
         """Its name and its settings, without the knob: the title of its line in a plot."""
-        others = [f"{name}={written(value)}" for name, value in self.settings.items() if name != self.knob]
-        return self.name, ", ".join(others)
+        return self.name, ", ".join(f"{name}={written(value)}" for name, value in self.chosen if name != self.knob)
 
     @property
     def point(self) -> str:
@@ -67,7 +86,7 @@ class Shortcut(ABC):
 
     @property
     def skipped_step(self) -> str:
-        """The measured step of experiments/step_costs.csv that one skipped by it costs, or more than that."""
+        """The measured step of step_costs.csv that one skipped by it costs, or more than that."""
         return self.name
 
     @property
@@ -88,8 +107,7 @@ class Shortcut(ABC):
         """The number of steps that the pipeline is asked for."""
         return self.steps_of(steps)
 
-    @abstractmethod
-    def check(self, model: nn.Module) -> None:
+    def check(self, model: nn.Module) -> None:  # noqa: B027 (some can be applied to any model)
         """Raise `UsageError` if it cannot be applied to this model, or if a package is missing."""
 
     def check_pipeline(self, pipe: Any) -> None:  # noqa: B027 (most need nothing of it)
@@ -113,7 +131,7 @@ class Shortcut(ABC):
 
     def sentence(self, steps: int) -> str:
         """What it does in a run of so many steps, for users."""
-        settings = ", ".join(f"{name}={written(value)}" for name, value in self.settings.items())
+        settings = ", ".join(f"{name}={written(value)}" for name, value in self.chosen)
         return f"The cache {self.name} is on ({settings}): it skips what changes little."
 
     def watched(self, pipe: Any) -> nn.Module | None:
@@ -138,11 +156,20 @@ def written(value: Any) -> str:
     return f"({','.join(map(str, value))})" if isinstance(value, tuple) else str(value)
 
 
-def check_known(shortcut: str, settings: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Raise if there is a setting of another name."""
-    for name in settings:
-        if name not in known:
-            raise UsageError(f"{name!r} is not a setting of {shortcut}: {listed(known)}.{hint(name, known)}")
+def at_least(minimum: int) -> Check:
+    """A whole number."""
+    return lambda name, value: check_integer(name, value, minimum=minimum)
+
+
+def not_negative(name: str, value: Any) -> float:
+    """A number of 0 or more."""
+    return check_number(name, value, "0 or more", lambda number: number >= 0)
+
+
+def yes_or_no(name: str, value: Any) -> bool:
+    """True or False."""
+    check_flag(name, value)
+    return bool(value)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from toma_diffusion.errors import UsageError
-from toma_lab.experiments.shortcuts.align_your_steps import levels_of, published_levels
+from toma_lab.columns.align_your_steps import levels_of, published_levels
 
 DIFFUSION = (
     *("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "LMSDiscreteScheduler", "DEISMultistepScheduler"),

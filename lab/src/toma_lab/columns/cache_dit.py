@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
 from toma_diffusion.api import find_denoisers
-from toma_diffusion.checks import check_integer, check_number, check_one_of
+from toma_diffusion.checks import check_one_of
 from toma_diffusion.errors import UsageError
-from toma_lab.experiments.shortcuts.base import Shortcut, check_known, forwards_restored
+from toma_lab.columns.base import Check, Shortcut, at_least, forwards_restored, not_negative
 
 MASKS = ("slow", "medium", "fast", "ultra")
 POLICIES = ("dynamic", "static")
@@ -36,25 +36,16 @@ OF_THE_CACHE: Mapping[str, str] = MappingProxyType(
     }
 )
 """What users write, and the names in the package."""
-USUAL = MappingProxyType({"F": 8, "B": 0, "max_warmup_steps": 8})
-"""The defaults of the package that are checked here."""
 FEWEST_MASKED_STEPS, OTHER_MASKED_STEPS = 8, (4, 6)
 """Numbers of steps for which the package has masks."""
 
 
-def _value(name: str, value: Any) -> Any:
-    """A setting, checked."""
-    if name == "R":
-        return check_number(name, value, "0 or more", lambda number: number >= 0)
-    if name in ("max_cached_steps", "max_continuous_cached_steps"):
-        return check_integer(name, value, minimum=-1)
-    if name in ("F", "warmup_interval", "taylorseer_order", "dmd_history"):
-        return check_integer(name, value, minimum=1)
-    if name in ("B", "max_warmup_steps"):
-        return check_integer(name, value, minimum=0)
-    names = {"steps_mask": MASKS, "steps_computation_policy": POLICIES, "calibrator": tuple(CALIBRATORS)}
-    check_one_of(name, value, names[name])
-    return value
+def _one_of(*names: str) -> Check:
+    def check(name: str, value: Any) -> Any:
+        check_one_of(name, value, names)
+        return value
+
+    return check
 
 
 @dataclass(frozen=True)
@@ -66,54 +57,59 @@ class CacheDiT(Shortcut):
     mixes_images = True
     needs_pipeline = True
 
-    chosen: tuple[tuple[str, Any], ...] = ()
+    checks: ClassVar[Mapping[str, Check]] = {
+        "F": at_least(1),
+        "B": at_least(0),
+        "R": not_negative,
+        "max_warmup_steps": at_least(0),
+        "warmup_interval": at_least(1),
+        "max_cached_steps": at_least(-1),
+        "max_continuous_cached_steps": at_least(-1),
+        "steps_computation_policy": _one_of(*POLICIES),
+        "steps_mask": _one_of(*MASKS),
+        "calibrator": _one_of(*CALIBRATORS),
+        **dict.fromkeys(OF_CALIBRATORS, at_least(1)),
+    }
+    usual: ClassVar[Mapping[str, Any]] = {"F": 8, "B": 0, "max_warmup_steps": 8}
+    """The defaults of the package that are checked here."""
+
     passes: int = 0
     """How often a step calls the denoiser: twice if the halves of guidance are apart. Counted by `fitted`."""
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> CacheDiT:
-        """From F, B, R, and names of the package: `max_warmup_steps`, `steps_mask=slow`, `calibrator=taylorseer`, …"""
-        check_known(cls.name, settings, (*OF_THE_CACHE, "steps_mask", "calibrator", *OF_CALIBRATORS))
+        found = super().from_settings(settings)
         for setting, calibrator in OF_CALIBRATORS.items():
             if setting in settings and settings.get("calibrator") != calibrator:
                 raise UsageError(f"{setting}={settings[setting]!r} needs calibrator={calibrator}: add it.")
         if "steps_computation_policy" in settings and "steps_mask" not in settings:
             policy = settings["steps_computation_policy"]
             raise UsageError(f"steps_computation_policy={policy!r} needs a mask: add steps_mask=medium.")
-        return cls(tuple((name, _value(name, value)) for name, value in settings.items()))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """As given."""
-        return dict(self.chosen)
+        return found
 
     @property
     def skipped_step(self) -> str:
-        """That of a cache which computes one block."""
         return "first-block-cache"
 
     @property
     def more_blocks(self) -> int:
-        """Beyond that block: the other ones of F, and those of B."""
-        return self._number("F") + self._number("B") - 1
+        return self.value("F") + self.value("B") - 1
 
     def steps_of(self, steps: int) -> int:
-        """All. Raises if none of them could be skipped."""
         if "steps_mask" in self.settings:
             if steps < FEWEST_MASKED_STEPS and steps not in OTHER_MASKED_STEPS:
                 raise UsageError(
                     f"{self.text!r} is not possible with {steps} steps: the package has masks for 4, 6, and 8 or more. "
                     "Take so many steps, or leave steps_mask out."
                 )
-        elif self._number("max_warmup_steps") >= steps:
+        elif self.value("max_warmup_steps") >= steps:
             raise UsageError(
-                f"{self.text!r} skips none of {steps} steps: the first {self._number('max_warmup_steps')} are always "
+                f"{self.text!r} skips none of {steps} steps: the first {self.value('max_warmup_steps')} are always "
                 "computed. Add a smaller max_warmup_steps, such as max_warmup_steps=2."
             )
         return steps
 
     def check(self, model: nn.Module) -> None:
-        """It needs a transformer, and its package."""
         _package(self.text)
         if hasattr(model, "mid_block"):
             raise UsageError(
@@ -122,9 +118,8 @@ class CacheDiT(Shortcut):
             )
 
     def check_pipeline(self, pipe: Any) -> None:
-        """The package must know the pipeline, and F and B must leave blocks to skip."""
         for blocks in self._lists_of_blocks(pipe):
-            computed = self._number("F") + self._number("B")
+            computed = self.value("F") + self.value("B")
             if computed >= len(blocks):
                 raise UsageError(
                     f"{self.text!r} would do nothing: it computes {computed} blocks in every step, and this "
@@ -132,9 +127,8 @@ class CacheDiT(Shortcut):
                 )
 
     def watched(self, pipe: Any) -> nn.Module:
-        """The block in the middle of those that may be skipped."""
         blocks = max(self._lists_of_blocks(pipe), key=len)
-        skippable = list(blocks)[self._number("F") : len(blocks) - self._number("B")]
+        skippable = list(blocks)[self.value("F") : len(blocks) - self.value("B")]
         return skippable[len(skippable) // 2]
 
     def fitted(self, pipe: Any, generate: Callable[[], object], steps: int) -> CacheDiT:
@@ -188,10 +182,6 @@ class CacheDiT(Shortcut):
         return getattr(package, CALIBRATORS[calibrator])(
             **{name: value for name, value in self.chosen if name in OF_CALIBRATORS}
         )
-
-    def _number(self, name: str) -> int:
-        number: int = self.settings.get(name, USUAL[name])
-        return number
 
     def _lists_of_blocks(self, pipe: Any) -> list[nn.ModuleList]:
         """Those of the first denoiser; F and B count in each."""

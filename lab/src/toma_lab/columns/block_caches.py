@@ -4,39 +4,30 @@ MagCache and SeaCache."""
 from __future__ import annotations
 
 import ast
-import io
 import re
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torch import nn
 
 from toma_diffusion.api import find_denoisers
-from toma_diffusion.checks import check_integer, check_number
+from toma_diffusion.checks import check_number
 from toma_diffusion.errors import UsageError
-from toma_lab.experiments.shortcuts.base import Shortcut, check_known, forwards_restored
-from toma_lab.experiments.shortcuts.other_schedulers import is_flow
+from toma_lab.columns.base import Check, Shortcut, at_least, forwards_restored, not_negative, yes_or_no
+from toma_lab.columns.schedulers import is_flow
 
-Check = Callable[[str, Any], object]
-Self = TypeVar("Self", bound="BlockCache")
-PRINTED_RATIOS = re.compile(r"^\[[-+.,\de ]+\]$", re.MULTILINE)
-"""The list that diffusers prints at the end of a calibration."""
 PIPELINES_OF_SEACACHE = ("WanPipeline", "Cosmos3OmniPipeline")
 """Those that tell it the noise level of a step. Elsewhere diffusers computes everything, with a warning."""
 ATTENTION_OF_TAYLORSEER = re.compile(r"((single_|temporal_)?transformer_)?blocks.*attn")
 """What diffusers looks for: not attn1 and attn2, which Wan has."""
-
-
-def _at_least(minimum: int) -> Check:
-    return lambda name, value: check_integer(name, value, minimum=minimum)
-
-
-def _not_negative(name: str, value: Any) -> float:
-    return check_number(name, value, "0 or more", lambda number: number >= 0)
+PRINTED_RATIOS = re.compile(r"^\[[-+.,\de ]+\]$", re.MULTILINE)
+"""The list that diffusers prints at the end of a calibration."""
+CALIBRATING = threading.Lock()
 
 
 def _positive(name: str, value: Any) -> float:
@@ -49,10 +40,16 @@ def _order(name: str, value: Any) -> int:
     return int(value)
 
 
-def _yes_or_no(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise UsageError(f"{name}={value!r} is not allowed: it must be True or False.")
-    return value
+@contextmanager
+def printed_by(module: Any) -> Iterator[list[str]]:
+    """What a module prints, in place of the terminal. Other threads and modules print as ever."""
+    lines: list[str] = []
+    with CALIBRATING:
+        module.print = lambda *values: lines.append(" ".join(map(str, values)))
+        try:
+            yield lines
+        finally:
+            del module.print
 
 
 @dataclass(frozen=True)
@@ -60,25 +57,9 @@ class BlockCache(Shortcut):
     """A cache that diffusers has for transformers. Its state is fresh in every `with` block."""
 
     config_class: ClassVar[str]
-    """The name of its settings in diffusers."""
-    checks: ClassVar[Mapping[str, Check]]
-    """Its settings, with their names in diffusers, and what is allowed."""
-
-    chosen: tuple[tuple[str, Any], ...] = ()
-
-    @classmethod
-    def from_settings(cls: type[Self], settings: Mapping[str, Any]) -> Self:
-        """Fields of the class in diffusers."""
-        check_known(cls.name, settings, tuple(cls.checks))
-        return cls(tuple((name, cls.checks[name](name, value)) for name, value in settings.items()))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """As given."""
-        return dict(self.chosen)
+    """The name of its settings in diffusers, whose fields are the settings here."""
 
     def check(self, model: nn.Module) -> None:
-        """It needs a transformer with `enable_cache`, and a diffusers that has this cache."""
         if not hasattr(model, "enable_cache"):
             raise UsageError(
                 f"{self.text!r} cannot be used with a {type(model).__name__}: diffusers has its caches for some "
@@ -127,7 +108,7 @@ class FirstBlockCache(BlockCache):
     knob = "threshold"
     mixes_images = True
     config_class = "FirstBlockCacheConfig"
-    checks: ClassVar[Mapping[str, Check]] = {"threshold": _not_negative}
+    checks: ClassVar[Mapping[str, Check]] = {"threshold": not_negative}
 
     def _arguments(self, model: Any, steps: int) -> dict[str, Any]:
         return self.settings
@@ -140,20 +121,18 @@ class TaylorSeer(BlockCache):
     knob = "cache_interval"
     config_class = "TaylorSeerCacheConfig"
     checks: ClassVar[Mapping[str, Check]] = {
-        "cache_interval": _at_least(1),
-        "disable_cache_before_step": _at_least(1),
-        "disable_cache_after_step": _at_least(1),
-        "max_order": _at_least(0),
-        "use_lite_mode": _yes_or_no,
+        "cache_interval": at_least(1),
+        "disable_cache_before_step": at_least(1),
+        "disable_cache_after_step": at_least(1),
+        "max_order": at_least(0),
+        "use_lite_mode": yes_or_no,
     }
 
     @property
     def skipped_step(self) -> str:
-        """In lite mode no block is computed, one fewer than by the first-block cache."""
         return FirstBlockCache.name if self.settings.get("use_lite_mode") else self.name
 
     def check(self, model: nn.Module) -> None:
-        """Diffusers finds attention by its name, and says nothing if it finds none."""
         super().check(model)
         is_found = any(ATTENTION_OF_TAYLORSEER.fullmatch(name) for name, _ in model.named_modules())
         if not self.settings.get("use_lite_mode") and not is_found:
@@ -175,9 +154,9 @@ class MagCache(BlockCache):
     counts_all_steps = True
     config_class = "MagCacheConfig"
     checks: ClassVar[Mapping[str, Check]] = {
-        "threshold": _not_negative,
-        "max_skip_steps": _at_least(0),
-        "retention_ratio": _not_negative,
+        "threshold": not_negative,
+        "max_skip_steps": at_least(0),
+        "retention_ratio": not_negative,
     }
 
     ratios: tuple[float, ...] = ()
@@ -185,20 +164,20 @@ class MagCache(BlockCache):
 
     @property
     def skipped_step(self) -> str:
-        """No block is computed, one fewer than by the first-block cache."""
         return FirstBlockCache.name
 
     def fitted(self, pipe: Any, generate: Callable[[], object], steps: int) -> MagCache:
         """Let diffusers calibrate it. The only way to its result is what it prints."""
+        from diffusers.hooks import mag_cache
+
         models: list[Any] = find_denoisers(pipe)
         self.check_turns(models)
         model = models[0]
-        printed = io.StringIO()
-        with self._enabled(model, {"calibrate": True, "num_inference_steps": steps}), redirect_stdout(printed):
+        with self._enabled(model, {"calibrate": True, "num_inference_steps": steps}), printed_by(mag_cache) as printed:
             generate()
-        found = PRINTED_RATIOS.search(printed.getvalue())
+        found = PRINTED_RATIOS.search("\n".join(printed))
         if found is None:
-            raise RuntimeError(f"diffusers printed no ratios in the calibration of MagCache: {printed.getvalue()!r}.")
+            raise RuntimeError(f"diffusers printed no ratios in the calibration of MagCache: {printed!r}.")
         return replace(self, ratios=tuple(ast.literal_eval(found[0])))
 
     def _arguments(self, model: Any, steps: int) -> dict[str, Any]:
@@ -216,21 +195,19 @@ class SeaCache(BlockCache):
     needs_pipeline = True
     config_class = "SeaCacheConfig"
     checks: ClassVar[Mapping[str, Check]] = {
-        "threshold": _not_negative,
+        "threshold": not_negative,
         "residual_order": _order,
-        "retention_steps": _at_least(0),
-        "cache_end_steps": _at_least(0),
-        "max_consecutive_cached": _at_least(0),
+        "retention_steps": at_least(0),
+        "cache_end_steps": at_least(0),
+        "max_consecutive_cached": at_least(0),
         "power_exp": _positive,
     }
 
     @property
     def skipped_step(self) -> str:
-        """No block is computed, one fewer than by the first-block cache."""
         return FirstBlockCache.name
 
     def check_pipeline(self, pipe: Any) -> None:
-        """Only few pipelines tell it what it needs; with others diffusers would change nothing."""
         model: Any = find_denoisers(pipe)[0]
         name, config = type(pipe).__name__, model.config
         tells = any(kind.__name__ in PIPELINES_OF_SEACACHE for kind in type(pipe).__mro__)
