@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 STEPS = 20
 Model = Annotated[
     str,
-    typer.Option(help="bundled, bundled-4step, bundled-flux, bundled-video (clips), a folder, a .safetensors file, a hub id."),
+    typer.Option(
+        help="bundled, bundled-4step, bundled-flux, bundled-video (clips), a folder, a .safetensors file, a hub id."
+    ),
 ]
 Guidance = Annotated[
     float | None, typer.Option(help="Guidance scale. Default: that of the pipeline; of bundled-4step 1: none.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -12,9 +11,11 @@ from toma_diffusion.errors import UsageError
 from toma_diffusion.merge.config import PRESETS
 from toma_diffusion.skip.learning import FEWEST, Progress
 from toma_diffusion.skip.store import FolderStore
-from toma_lab.evaluation.plan import Item
 from toma_lab.pipelines.clips import generate
-from toma_lab.tune.measure import ORIGINAL, Meter
+from toma_lab.plan import Item
+from toma_lab.runner import ignoring
+from toma_lab.tune.folder import ORIGINAL
+from toma_lab.tune.measure import Meter
 from toma_lab.tune.progress import GENERATED, SearchBar
 
 GENERATIONS = 6
@@ -48,8 +49,7 @@ def learned_texts(meter: Meter, bar: SearchBar, later: float) -> tuple[list[str]
             advance(1 / GENERATED)
             handle = apply_toma(meter.pipe, "fast")
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", UserWarning)  # what was refused is a candidate that is left out
+                with ignoring("left as it was"):  # what was refused is a candidate that is left out
                     handle.learn(calls, minutes=minutes, folder=folder.learning_path, on_progress=show)
                 handle.save(folder.learned_path)
             except UsageError as error:
