@@ -15,11 +15,13 @@ from statistics import median
 from typing import Any
 
 from toma_diffusion.errors import UsageError
-from toma_diffusion.merge.base import Config
-from toma_diffusion.merge.config import PRESETS
+from toma_diffusion.merge.base import Merging
+from toma_diffusion.merge.config import Merge
+from toma_diffusion.merge.place import ToMA
+from toma_diffusion.merge.variants import VARIANTS
 from toma_diffusion.others import method_of
 from toma_lab.columns import Column, Shortcut
-from toma_lab.columns.ours import computed_of, count_merged
+from toma_lab.columns.ours import named_after
 
 FILE = Path(__file__).with_name("step_costs.csv")
 """Written by benchmarks/step_costs.py from the rows in benchmarks/results."""
@@ -34,11 +36,9 @@ BLOCKS: Mapping[str, int] = {"sdxl": 70, "flux": 57, "wan-480p": 40}
 """Transformer blocks of the measured models."""
 SMALLEST_GRID: Mapping[str, int] = {"sdxl": 1024, "flux": 4096, "wan-480p": 32760}
 """Tokens of the smallest grid that was merged there: at 1024×1024; of Wan 81 frames of 832×480."""
-LEFT_WHOLE = ("skip_blocks", "min_tokens")
-"""Settings that leave another part of a small model whole than of a large one."""
-COUNTED_APART = ("ratio", "window", "max_steps", "skip")
-"""Settings that a variant of a preset may change: every ratio has rows of its own, steps outside the window cost what a
-whole step costs, and skipped steps cost nothing."""
+COUNTED_APART = ("ratio", "window", "skip_blocks")
+"""Settings that a variant may change: every ratio has rows of its own, and steps outside the window cost what a whole
+step costs."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class StepCosts:
     def gain(self, steps: int, column: Column, *, cached: float = 0.0, blocks: int = 0) -> float | None:
         """How many times faster than all steps as they are; None if a step that it needs has not been measured.
 
-        If the settings of a column are those of its preset, so is the row (`step_of_preset`). Otherwise rows of the
+        If the settings of a column are those of its preset, so is the row (`step_of_variant`). Otherwise rows of the
         same preset are preferred.
 
         Args:
@@ -130,10 +130,11 @@ class StepCosts:
             cached: the share of the steps in which the column's cache skipped blocks.
             blocks: transformer blocks of the small model, to tell which share of them `skip_blocks` leaves.
         """
-        left, config = column.steps_of(steps), column.config
-        computed = len(computed_of(config, left))
-        inside = 0 if config is None else count_merged(config, left)
-        merged = self._merged(column.name, config, blocks) if config is not None and inside else 1.0
+        left, own = column.steps_of(steps), column.own
+        computed = left if own is None else len(own.computed(left))
+        inside = 0 if own is None else own.count_merged(left)
+        config = None if own is None else own.at(left).merge
+        merged = self._merged(column, steps, config, blocks) if config is not None and inside else 1.0
         caches = [shortcut for shortcut in column.shortcuts if shortcut.is_cache]
         cached = cached if caches else 0.0
         if cached and (0 < inside < left or computed < left):
@@ -144,34 +145,44 @@ class StepCosts:
         whole = computed - inside  # a skipped step costs nothing: the denoiser does not run
         return steps / ((1 - cached) * (inside * merged + whole) + cached * left * caching)
 
-    def step_of_preset(self, preset: str, config: Config | None) -> PresetStep | None:
-        """The measured step of a preset, for a configuration that has all its settings that change the time of a step.
+    def step_of_variant(self, name: str, config: Merging | None) -> PresetStep | None:
+        """The measured step of a variant of ToMA, for settings that have all of it that changes the time of a step.
 
-        Then the configuration stands for the preset on the large model. There the last block is one of many, and no
-        grid may be too small, so neither the blocks nor the grids of the small model count. None if the configuration
-        is another one, or if that step has not been measured.
+        Then the settings stand for the variant on the large model. There the last block is one of many, and no grid
+        may be too small, so neither the blocks nor the grids of the small model count. None if the settings are other
+        ones, or if that step has not been measured.
         """
-        if config is None or preset not in PRESETS or self.model not in BLOCKS:
+        if config is None or name not in VARIANTS or self.model not in BLOCKS:
             return None
-        own = replace(PRESETS[preset], ratio=config.ratio)
+        own = replace(VARIANTS[name], ratio=config.ratio)
         values, plain = config.to_dict(), own.to_dict()
-        if identity(config) != identity(own) or any(values[name] != plain[name] for name in LEFT_WHOLE):
+        left_whole = len(whole_blocks(own))
+        if identity(config) != identity(own) or values["min_tokens"] != plain["min_tokens"]:
+            return None
+        if whole_blocks(config) != whole_blocks(own):
             return None
         wanted = identity(own) | {"leaves_grids": own.min_tokens > SMALLEST_GRID[self.model]}
-        share = self._share(self._rows(preset, wanted), 1 - len(own.skip_blocks) / BLOCKS[self.model])
+        share = self._share(self._rows(name, wanted), 1 - left_whole / BLOCKS[self.model])
         if share is None:
             return None
-        differing = {name: value for name, value in values.items() if value != plain[name]}
-        not_counted = {name: value for name, value in differing.items() if name not in COUNTED_APART}
-        return PresetStep(preset, share, not_counted)
+        differing = {each: value for each, value in values.items() if value != plain[each]}
+        return PresetStep(name, share, {each: differing[each] for each in differing if each not in COUNTED_APART})
 
-    def _merged(self, preset: str, config: Config, blocks: int) -> float | None:
+    def step_of(self, column: Column, steps: int) -> PresetStep | None:
+        """The same for what a column merges in a run of so many steps."""
+        if column.own is None:
+            return None
+        merge = column.own.at(column.steps_of(steps)).merge
+        name = column.name if column.own.preset is None or merge is None else named_after(merge)
+        return self.step_of_variant(name, merge)
+
+    def _merged(self, column: Column, steps: int, config: Merging, blocks: int) -> float | None:
         """The share of a whole step that a merged one takes."""
-        of_preset = self.step_of_preset(preset, config)
-        if of_preset is not None:
-            return of_preset.share
-        own = 1 - len(config.skip_blocks) / blocks if blocks else 1.0
-        return self._share(self._rows(preset, identity(config)), own)
+        of_variant = self.step_of(column, steps)
+        if of_variant is not None:
+            return of_variant.share
+        own = 1 - len(whole_blocks(config)) / blocks if blocks else 1.0
+        return self._share(self._rows(column.name, identity(config)), own)
 
     def _share(self, costs: Sequence[StepCost], merged_blocks: float) -> float | None:
         """The share of those with that part of the blocks merged; where blocks are alike, as if it were that part."""
@@ -196,12 +207,20 @@ class StepCosts:
         return least + (1 - least) * cache.more_blocks / BLOCKS[self.model]
 
 
-def identity(config: Config) -> dict[str, Any]:
-    """The fields of a `StepCost` that a configuration decides, but for the blocks."""
-    values, defaults = config.to_dict(), type(config)().to_dict()
-    extras = {name: values[name] for name in TIME_SETTINGS if name in values and values[name] != defaults[name]}
+def whole_blocks(config: Merging) -> tuple[int, ...]:
+    """The blocks that are left whole; by default, where a model family has none of its own, the last one of stages."""
+    if config.skip_blocks is not None:
+        return config.skip_blocks
+    return (-1,) if config.skips_last_block else ()
+
+
+def identity(config: Merging) -> dict[str, Any]:
+    """The fields of a `StepCost` that settings decide, but for the blocks."""
+    values, defaults, is_toma = config.to_dict(), type(config)().to_dict(), isinstance(config, Merge)
+    values |= {"share": "plan"} if values.get("share_plan") else {}
+    extras = {name: values[name] for name in TIME_SETTINGS if name in values and values[name] != defaults.get(name)}
     return {
-        "method": method_of(config).name,
+        "method": ToMA.name if is_toma else method_of(config).name,
         "scope": config.scope,
         "assign": config.assign,
         "is_hard": config.assign == "global" and values.get("scale") == "inf",

@@ -216,9 +216,9 @@ class Evaluation:
 
     @property
     def _model(self) -> Any:
-        from toma_diffusion.api import find_denoiser
+        from toma_diffusion.engine.install import find_denoisers
 
-        return find_denoiser(self.pipe)
+        return find_denoisers(self.pipe)[0]
 
     @staticmethod
     def _names(column: Column, item: Item) -> Row:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from toma_diffusion.api import compiled_blocks, find_denoisers, graphs_obstacle
-from toma_diffusion.engine.compile import compile_denoiser, undo_compile
+from toma_diffusion.api import compiled_blocks, graphs_obstacle
+from toma_diffusion.engine.compile import compile_denoiser
+from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_lab.columns import Column
 from toma_lab.columns.skipped import SkippedSteps
@@ -83,8 +84,8 @@ class Maker:
             started = perf_counter()
             pictures = generate(self.pipe, list(requests))
             seconds = (perf_counter() - started) / len(requests)
-            computed = None if handle is None else handle.summary().computed
-        return Made(pictures, seconds, None if skipped is None else skipped.share, computed, len(calls))
+            skip = None if handle is None else handle.summary().skip
+        return Made(pictures, seconds, None if skipped is None else skipped.share, skip and skip.computed, len(calls))
 
     @contextmanager
     def _on(self, column: Column) -> Iterator[Any]:
@@ -93,20 +94,19 @@ class Maker:
 
     @contextmanager
     def _compiled(self, handle: Any) -> Iterator[None]:
-        models = find_denoisers(self.pipe)
         if self.compile == NOT_COMPILED:
             yield
-            return
-        if handle is not None:
-            handle.compile(self.compile)  # undone when merging is removed
-        else:
-            for model in models:
-                compile_denoiser(model, self.compile, compiled_blocks(model), graphs_obstacle(model))
-        try:
+        elif handle is not None:
+            handle.compile(self.compile)  # undone when the handle is removed
             yield
-        finally:
-            for model in models:
-                undo_compile(model)
+        else:
+            models = find_denoisers(self.pipe)
+            compiled = [compile_denoiser(m, self.compile, compiled_blocks(m), graphs_obstacle(m)) for m in models]
+            try:
+                yield
+            finally:
+                for model, each in zip(models, compiled, strict=True):
+                    each.undo(model)
 
 
 def warm_up(pipe: Any, requests: Sequence[ImageRequest], *, short_clips: bool = True) -> None:

@@ -55,7 +55,7 @@ def notes_of(folder: EvalFolder) -> list[str]:
         return []
     costs = StepCosts.load(plan.time_of)
     for column, row in zip(plan.columns, folder.table(), strict=True):
-        step = costs.step_of_preset(column.name, column.config)
+        step = costs.step_of(column, plan.steps)
         if row["gain"] and step is not None and step.note:
             notes.append(f"Gain of {column.title!r}: {step.note}.")
     return notes

@@ -85,7 +85,7 @@ def evaluate_command(
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from toma_diffusion.api import find_denoiser
+    from toma_diffusion.engine.install import find_denoisers
     from toma_lab.columns.ours import count_blocks
     from toma_lab.costs import StepCosts
     from toma_lab.evaluate import EvalFolder, EvalPlan, evaluate
@@ -113,7 +113,7 @@ def evaluate_command(
     scores = open_metrics(chosen_metrics, weights, where, clips=opened.clips)
     columns, left_out = _columns(opened.pipe, methods, ratios, paper)
     options.print_lines(console, left_out, "Left out: ")
-    denoiser = find_denoiser(opened.pipe)
+    denoiser = find_denoisers(opened.pipe)[0]
     for column in columns:
         if batch > 1 and column.mixes_images(denoiser):
             raise UsageError(
@@ -165,7 +165,7 @@ def _items(source: str, template: str, seeds: str, protocol: str) -> tuple[tuple
 
 def _columns(pipe: Any, methods: str, ratios: str, paper: str) -> tuple[list[Column], list[str]]:
     """The baseline, the noise floor, and the requested methods; and why others that were asked for are left out."""
-    from toma_diffusion.api import find_denoiser
+    from toma_diffusion.engine.install import find_denoisers
     from toma_lab.columns import UNCHANGED, ColumnSpec, columns_of
     from toma_lab.columns.paper import paper_columns
     from toma_lab.parsing import numbers, split_list
@@ -173,7 +173,7 @@ def _columns(pipe: Any, methods: str, ratios: str, paper: str) -> tuple[list[Col
     if paper:
         if methods or ratios:
             raise UsageError(f"--paper {paper} sets methods and ratios: leave --methods and --ratios out.")
-        columns, left_out = paper_columns(find_denoiser(pipe), paper)
+        columns, left_out = paper_columns(find_denoisers(pipe)[0], paper)
         return [*UNCHANGED, *columns], left_out
     specs = [ColumnSpec.parse(text) for text in split_list(methods or METHODS)]
     wanted = numbers("ratio", ratios or RATIOS, float)

@@ -64,8 +64,9 @@ def learn_command(
 
     from rich.console import Console
 
-    from toma_diffusion import PRESETS, apply_toma
+    from toma_diffusion import speed_up
     from toma_diffusion.files import check_writable
+    from toma_diffusion.presets import PRESETS
     from toma_diffusion.skip.learning import FEWEST
     from toma_diffusion.skip.store import FolderStore
     from toma_lab.pipelines.clips import generate
@@ -96,7 +97,7 @@ def learn_command(
         FolderStore.clear(folder)
     store = FolderStore(folder, settings)
     console = Console(markup=False)
-    handle = apply_toma(opened.pipe, "fast")
+    handle = speed_up(opened.pipe, "fast")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         learned = handle.learn(
@@ -112,10 +113,11 @@ def learn_command(
     handle.save(output)
     store.delete()
     console.print(_table(learned, "LPIPS" if lpips_weights else "difference of pixels"))
-    presets = {name: preset.skip for name, preset in PRESETS.items() if preset.skip is not None}
-    named = next((name for name, skip in presets.items() if skip.count(learned.num_steps) in learned.counts), None)
-    setting = f'"{named}"' if named else f'"fast", computed={learned.counts[0]}'
-    console.print(f"Wrote {output}. Use it: apply_toma(pipe, {setting}, learned={str(output)!r})", highlight=False)
+    skips = {name: preset(learned.num_steps).skip for name, preset in PRESETS.items()}
+    counts = {name: skip.count(learned.num_steps) for name, skip in skips.items() if skip is not None}
+    named = next((f'"{name}"' for name, count in counts.items() if count in learned.counts), None)
+    setting = named or f"skip=Skip(computed={learned.counts[0]})"
+    console.print(f"Wrote {output}. Use it: speed_up(pipe, {setting}, learned={str(output)!r})", highlight=False)
 
 
 def _counts(text: str) -> list[int] | None:

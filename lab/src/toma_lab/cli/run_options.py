@@ -85,7 +85,7 @@ def open_model(
         usual_steps: if neither the user nor the model says how many.
         more_steps: the same for denoisers whose class begins so.
     """
-    from toma_diffusion.api import find_denoiser
+    from toma_diffusion.engine.install import find_denoisers
     from toma_lab.metrics.base import describe_file
     from toma_lab.parsing import Resolution
     from toma_lab.pipelines.checkpoints import fingerprint, load_pipeline, public_name, steps_and_guidance
@@ -99,7 +99,7 @@ def open_model(
     clips = makes_clips(pipe)
     if clips or (frames, fps, image) != (None, None, None):
         check_request(pipe, ClipRequest("", frames=frames, fps=fps, image=image))
-    name = type(find_denoiser(pipe)).__name__
+    name = type(find_denoisers(pipe)[0]).__name__
     usual = next((count for start, count in (more_steps or {}).items() if name.startswith(start)), usual_steps)
     steps, guidance = steps_and_guidance(model, steps, guidance, usual)
     asked = {

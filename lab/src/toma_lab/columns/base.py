@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from toma_diffusion.api import find_denoisers
 from toma_diffusion.checks import check_flag, check_integer, check_number, hint, listed
+from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 
 Self = TypeVar("Self", bound="Shortcut")

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from toma_diffusion.api import find_denoisers
 from toma_diffusion.checks import check_number
+from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_lab.columns.base import Check, Shortcut, at_least, forwards_restored, not_negative, yes_or_no
 from toma_lab.columns.schedulers import is_flow

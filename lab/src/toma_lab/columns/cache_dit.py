@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from toma_diffusion.api import find_denoisers
 from toma_diffusion.checks import check_one_of
+from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_lab.columns.base import Check, Shortcut, at_least, forwards_restored, not_negative
 

@@ -12,14 +12,14 @@ from typing import Any
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from toma_diffusion.api import apply_toma, find_denoiser
+from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
-from toma_diffusion.merge.base import Config
-from toma_lab.columns import ours
 from toma_lab.columns.base import Shortcut
+from toma_lab.columns.ours import LEARNED, Ours, OurSpec, shares_positions
 from toma_lab.columns.shortcuts import parse_shortcut, shortcut_class, shortcut_from_dict
 
 BASELINE, NOISE_FLOOR = "baseline", "noise floor"
+EMPTY = {"settings": "{}", "scope": "", "assign": "", "ratio": ""}
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Column:
 
     name: str
     """Of the preset or method, or of the first shortcut. `BASELINE` and `NOISE_FLOOR` do neither."""
-    config: Config | None = None
-    """As it is applied to the run's model. None: without the library."""
+    own: Ours | None = None
+    """What the library does, as it is applied to the run's model. None: without the library."""
     overrides: tuple[str, ...] = ()
     """Fields that the user set. They distinguish columns of the same name and ratio."""
     shortcuts: tuple[Shortcut, ...] = ()
@@ -38,7 +38,7 @@ class Column:
     @property
     def saves_time(self) -> bool:
         """Whether it is anything but the model as it is."""
-        return self.config is not None or bool(self.shortcuts)
+        return self.own is not None or bool(self.shortcuts)
 
     @property
     def is_cached(self) -> bool:
@@ -48,11 +48,11 @@ class Column:
     @property
     def column_id(self) -> str:
         """Its name in paths and rows."""
-        if self.config is None and self.shortcuts:
+        if self.own is None and self.shortcuts:
             return "-".join(shortcut.slug for shortcut in self.shortcuts)
         parts = [re.sub(r"[^a-z0-9]+", "-", self.name.lower())]
-        if self.config is not None:
-            parts.append(f"{self.config.ratio:g}")
+        if self.own is not None and self.own.merge is not None:
+            parts.append(f"{self.own.merge.ratio:g}")
         if self.overrides:
             text = json.dumps(self._asked_for, sort_keys=True)
             parts.append(hashlib.sha256(text.encode()).hexdigest()[:8])
@@ -61,12 +61,13 @@ class Column:
     @property
     def title(self) -> str:
         """The name in tables: `toma 0.5, num_regions=256`, `14 steps`, or `toma-stage 0.5 + 14 steps`."""
-        own = [] if self.config is None and self.shortcuts else [self._own_title]
+        own = [] if self.own is None and self.shortcuts else [self._own_title]
         return " + ".join([*own, *(shortcut.title for shortcut in self.shortcuts)])
 
     @property
     def _own_title(self) -> str:
-        name = self.name if self.config is None or not self.config.shows_ratio else f"{self.name} {self.config.ratio:g}"
+        merge = None if self.own is None else self.own.merge
+        name = self.name if merge is None else f"{self.name} {merge.ratio:g}"
         others = self.changes
         if name != self.name:
             others.pop("ratio", None)
@@ -75,33 +76,33 @@ class Column:
     @property
     def line(self) -> tuple[str, str]:
         """Name and settings of what differs from it in one number alone: one line of a plot."""
-        if self.config is None and len(self.shortcuts) == 1:
+        if self.own is None and len(self.shortcuts) == 1:
             return self.shortcuts[0].line
-        if self.config is None and self.shortcuts:
+        if self.own is None and self.shortcuts:
             return self.title, ""
         return self.name, ", ".join([*self.changes.values(), *(f"+ {each.title}" for each in self.shortcuts)])
 
     @property
     def point(self) -> str:
         """That number: the ratio, or of a shortcut alone the steps, the threshold or the interval."""
-        if self.config is not None:
-            return f"{self.config.ratio:g}" if self.config.shows_ratio else ""
+        if self.own is not None:
+            return "" if self.own.merge is None else f"{self.own.merge.ratio:g}"
         return self.shortcuts[0].point if len(self.shortcuts) == 1 else ""
 
     @property
     def _asked_for(self) -> dict[str, Any]:
-        return {} if self.config is None else {name: self.config.value_of(name) for name in self.overrides}
+        return {} if self.own is None else {name: self.own.value(name) for name in self.overrides}
 
     @property
     def changes(self) -> dict[str, str]:
         """The fields that the user set, as they are written. Of learned weights only that there are any."""
-        return {n: n if n == ours.LEARNED else f"{n}={value}" for n, value in self._asked_for.items()}
+        return {n: n if n == LEARNED else f"{n}={value}" for n, value in self._asked_for.items()}
 
     @property
     def key(self) -> dict[str, str]:
         """The cells of a row that identify it. `settings` has those of shortcuts too."""
-        cells = ours.cells_of(self.config, self.overrides)
-        names = [] if self.config is None and self.shortcuts else [self.name]
+        cells = EMPTY if self.own is None else self.own.cells(self.overrides)
+        names = [] if self.own is None and self.shortcuts else [self.name]
         settings = json.loads(cells["settings"])
         for shortcut in self.shortcuts:
             names.append(shortcut.name)
@@ -136,12 +137,12 @@ class Column:
 
     def mixes_images(self, model: Any) -> bool:
         """Whether an image would be another one in a batch of several, and not by rounding alone."""
-        merges_jointly = self.config is not None and self.config.ratio > 0 and ours.shares_positions(model)
+        merges_jointly = self.own is not None and self.own.may_merge and shares_positions(model)
         return merges_jointly or any(shortcut.mixes_images for shortcut in self.shortcuts)
 
     def in_sentences(self, steps: int) -> list[str]:
         """What it does in a run of so many steps, for users."""
-        sentences = ours.in_sentences(self.config, self.steps_of(steps))
+        sentences = [] if self.own is None else self.own.in_sentences(self.steps_of(steps))
         sentences += [shortcut.sentence(steps) for shortcut in self.shortcuts]
         return sentences or ["Nothing is changed: the model as it is."]
 
@@ -157,7 +158,7 @@ class Column:
             if self.name == NOISE_FLOOR:
                 # The same computation with other rounding: differences below this one are rounding noise.
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            yield None if self.config is None else stack.enter_context(apply_toma(pipe, self.config))
+            yield None if self.own is None else stack.enter_context(self.own.apply(pipe))
 
     def fitted(self, pipe: Any, generate: Callable[[], object], steps: int) -> Column:
         """The column with what its shortcuts have to measure on the model first. `generate` generates an image of as
@@ -174,7 +175,7 @@ class Column:
         return {
             "name": self.name,
             "title": self.title,
-            "config": None if self.config is None else self.config.to_dict(),
+            "own": None if self.own is None else self.own.to_dict(),
             "overrides": list(self.overrides),
             "shortcuts": [shortcut.to_dict() for shortcut in self.shortcuts],
         }
@@ -182,9 +183,9 @@ class Column:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Column:
         """The inverse of `to_dict`."""
-        name, config = values["name"], values["config"]
-        settings = None if config is None else ours.from_dict(name, config)
-        return cls(name, settings, tuple(values["overrides"]), tuple(map(shortcut_from_dict, values["shortcuts"])))
+        own = None if values["own"] is None else Ours.from_dict(values["own"])
+        shortcuts = tuple(map(shortcut_from_dict, values["shortcuts"]))
+        return cls(values["name"], own, tuple(values["overrides"]), shortcuts)
 
 
 UNCHANGED = (Column(BASELINE), Column(NOISE_FLOOR))
@@ -195,14 +196,14 @@ UNCHANGED = (Column(BASELINE), Column(NOISE_FLOOR))
 class ColumnSpec:
     """What a user asks for: the library with settings, shortcuts, or both."""
 
-    own: ours.OurSpec | None
+    own: OurSpec | None
     shortcuts: tuple[Shortcut, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> ColumnSpec:
         """`fast:computed=10`, `steps:14`, or `fast+steps:14`."""
         parts = re.split(r"\+(?=[A-Za-z])", text.strip())  # not that of scale=1e+3
-        own = [ours.OurSpec.parse(part) for part in parts if shortcut_class(part) is None]
+        own = [OurSpec.parse(part) for part in parts if shortcut_class(part) is None]
         shortcuts = [parse_shortcut(part) for part in parts if shortcut_class(part) is not None]
         for several, what in (
             ([each.name for each in own], "methods of merging"),
@@ -228,7 +229,7 @@ def columns_of(
         ratios: those that a method cannot have are left out.
         scopes: of ToMA; if there are none, those of its presets.
     """
-    ratios, scopes, model = list(ratios), list(scopes), find_denoiser(pipe_or_model)
+    ratios, scopes, model = list(ratios), list(scopes), find_denoisers(pipe_or_model)[0]
     found: dict[Column, None] = {}
     for spec in specs:
         for shortcut in spec.shortcuts:
@@ -236,6 +237,6 @@ def columns_of(
         if spec.own is None:
             found[Column(spec.shortcuts[0].name, shortcuts=spec.shortcuts)] = None
         else:
-            for config, overrides in spec.own.on(model, ratios, scopes):
-                found[Column(spec.own.name, config, overrides, spec.shortcuts)] = None
+            for own, overrides in spec.own.on(model, ratios, scopes):
+                found[Column(spec.own.name, own, overrides, spec.shortcuts)] = None
     return list(found)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from toma_diffusion.api import find_denoiser
+from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_lab.columns.base import Shortcut, at_least, forwards_restored
 
@@ -45,7 +45,7 @@ class DeepCache(Shortcut):
 
     @contextmanager
     def applied(self, pipe: Any, steps: int) -> Iterator[None]:
-        model = find_denoiser(pipe)
+        model = find_denoisers(pipe)[0]
         self.check(model)
         with forwards_restored(model):
             helper = self._helper_class()(pipe=pipe)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from toma_diffusion.api import find_denoiser
+from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.families import find_family
 from toma_lab.columns.base import Shortcut
 
@@ -43,7 +43,7 @@ class SkippedSteps:
     def by(cls, shortcuts: Iterable[Shortcut], pipe: Any) -> SkippedSteps:
         """Those that these shortcuts skip in a pipeline."""
         watched = (shortcut.watched(pipe) for shortcut in shortcuts)
-        return cls(find_denoiser(pipe), next((block for block in watched if block is not None), None))
+        return cls(find_denoisers(pipe)[0], next((block for block in watched if block is not None), None))
 
     @property
     def share(self) -> float:

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toma_diffusion.api import find_denoisers
 from toma_diffusion.checks import is_number
+from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_diffusion.merge import Grid, Regions
-from toma_diffusion.merge.config import ToMAConfig
+from toma_diffusion.merge.config import Merge
 from toma_lab.columns import Column, ColumnSpec, columns_of
-from toma_lab.columns.ours import identity
 from toma_lab.folder import read_json, write_json
 from toma_lab.parsing import parse_value
 from toma_lab.tune.folder import TuneFolder, of_this_version
@@ -127,8 +126,8 @@ def merges_over_frames(grid: Grid | None) -> bool:
     """Whether the usual regions go over several frames. If their number has no divisor near 4, they cannot."""
     if grid is None:
         return False
-    usual = ToMAConfig()
-    return Regions.divide(grid, usual.region, tokens=usual.region_tokens, frames=usual.region_frames).depth > 1
+    usual = Merge()
+    return Regions.divide(grid, usual.region, tokens=usual.region_size, frames=usual.frames_of_region).depth > 1
 
 
 def from_map(sensitivity: SensitivityMap | None) -> list[str]:
@@ -175,9 +174,9 @@ def done_by(column: Column, steps: int, computed: tuple[int, ...] | None = None)
     Args:
         computed: the steps that it computed, if they are known: noise levels decide it, unless they are listed.
     """
-    settings = "" if column.config is None else identity(column.config, column.steps_of(steps), computed)
-    column.steps_of(steps)
-    return f"{settings} {column.name if not settings else ''} {[each.text for each in column.shortcuts]}"
+    left = column.steps_of(steps)
+    settings = column.name if column.own is None else column.own.does(left, computed)
+    return f"{settings} {[each.text for each in column.shortcuts]}"
 
 
 def _parse(model: Any, text: str, steps: int) -> Sequence[Column]:

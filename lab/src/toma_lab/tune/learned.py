@@ -6,9 +6,9 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from toma_diffusion.api import apply_toma
+from toma_diffusion import speed_up
 from toma_diffusion.errors import UsageError
-from toma_diffusion.merge.config import PRESETS
+from toma_diffusion.presets import PRESETS
 from toma_diffusion.skip.learning import FEWEST, Progress
 from toma_diffusion.skip.store import FolderStore
 from toma_lab.pipelines.clips import generate
@@ -47,7 +47,7 @@ def learned_texts(meter: Meter, bar: SearchBar, later: float) -> tuple[list[str]
             calls[0]()
             minutes = plan.size.learning * (perf_counter() - started) / 60
             advance(1 / GENERATED)
-            handle = apply_toma(meter.pipe, "fast")
+            handle = speed_up(meter.pipe, "fast")
             try:
                 with ignoring("left as it was"):  # what was refused is a candidate that is left out
                     handle.learn(calls, minutes=minutes, folder=folder.learning_path, on_progress=show)
@@ -57,8 +57,7 @@ def learned_texts(meter: Meter, bar: SearchBar, later: float) -> tuple[list[str]
             finally:
                 handle.remove()
             FolderStore.clear(folder.learning_path)
-    presets = [name for name, preset in PRESETS.items() if preset.skip is not None]
-    return [f"{preset}:learned={folder.learned_path}" for preset in presets], []
+    return [f"{preset}:learned={folder.learned_path}" for preset in PRESETS], []
 
 
 def _generate(meter: Meter, item: Item) -> Any:

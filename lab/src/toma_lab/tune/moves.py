@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from toma_lab.columns import Column
-from toma_lab.columns.ours import REPLACED, computed_of, with_computed
+from toma_lab.columns.ours import SKIP_FIELDS
 
 
 def moved(column: Column, steps: int, computed: tuple[int, ...] | None = None) -> list[Column]:
@@ -16,13 +16,13 @@ def moved(column: Column, steps: int, computed: tuple[int, ...] | None = None) -
         steps: of the run.
         computed: the steps that it computed, if they are known: noise levels decide it, unless they are listed.
     """
-    config, left = column.config, column.steps_of(steps)
-    if config is None or config.skip is None:
+    own, left = column.own, column.steps_of(steps)
+    if own is None or own.at(left).skip is None:
         return []
-    overrides = (*(name for name in column.overrides if name not in REPLACED), "computed")
+    overrides = (*(name for name in column.overrides if name not in SKIP_FIELDS), "computed")
     return [
-        replace(column, config=with_computed(config, other), overrides=overrides)
-        for other in moved_steps(computed or computed_of(config, left), left)
+        replace(column, own=own.with_computed(other), overrides=overrides)
+        for other in moved_steps(computed or own.computed(left), left)
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toma_diffusion.api import find_denoisers
+from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_lab.columns.ours import count_blocks
 from toma_lab.plan import Item, Plan
