@@ -135,6 +135,14 @@ class Column:
             steps = shortcut.requested_steps(steps)
         return steps
 
+    def merges(self, steps: int) -> bool:
+        """Whether it merges tokens in a run of so many steps."""
+        return self.own is not None and self.own.merges(self.steps_of(steps))
+
+    def skips(self, steps: int) -> bool:
+        """Whether the library skips steps in a run of so many."""
+        return self.own is not None and self.own.skips(self.steps_of(steps))
+
     def mixes_images(self, model: Any) -> bool:
         """Whether an image would be another one in a batch of several, and not by rounding alone."""
         merges_jointly = self.own is not None and self.own.may_merge and shares_positions(model)
