@@ -194,17 +194,17 @@ class Evaluation:
             items, asked = batch[start : start + size], requests[start : start + size]
             try:
                 made = self._maker.make(column, asked)
-            except Exception as error:  # only that memory is not enough: all else ends the command
-                if not is_out_of_memory(error):
+            except Exception as error:
+                if column == BASE and not is_out_of_memory(error):  # nothing can be compared then
                     raise
-                failure = failure_of(error)
+                failure = failure_of(error)  # raises it again if it is a bug
             if failure:
                 free_memory()
                 self._say(f"Failed: {column.title}: {failure}. The same command tries it again.")
                 self.folder.rows.add(*({**self._names(column, item), "failure": failure} for item in items))
                 return
             assert made is not None
-            cells = {"seconds": round(made.seconds, 4), "computed": made.calls, "batch": len(items)}
+            cells = {"seconds": round(made.seconds, 4), "calls": made.calls, "batch": len(items)}
             cells |= {} if made.skipped is None else {"skipped": made.skipped}
             for item, request, picture in zip(items, asked, made.pictures, strict=True):
                 about = {"model": plan.model, "column": column.to_dict(), **asdict(self.folder.facts)}

@@ -38,14 +38,24 @@ CONDITIONS = (
 )
 """`failure`: why there is no result; the same command tries it again."""
 COST = (
-    *("seconds", "baseline_seconds", "speedup", "computed", "computed_steps", "skipped", "gain", "gain_source"),
+    *(
+        "seconds",
+        "baseline_seconds",
+        "speedup",
+        "calls",
+        "computed",
+        "computed_steps",
+        "skipped",
+        "gain",
+        "gain_source",
+    ),
     *("step_ms", "step_ms_p20", "step_ms_p80", "baseline_ms", "lower_bound_ms", "over_lower_bound"),
     *("floor_ms", "over_floor", "peak_mib", "baseline_peak_mib", "pipeline_s", "baseline_pipeline_s", "cache_hits"),
     *("backend", "attention", "baseline_drift"),
 )
-"""`seconds`: of one picture. `computed`: the steps for which the denoiser ran; `computed_steps`: which they are.
-`skipped`: the share of the steps in which a cache skipped blocks. `gain`: how many times fewer steps, or less time on a
-large model."""
+"""`seconds`: of one picture. `calls`: for which a denoiser ran. `computed`: the steps that were computed;
+`computed_steps`: which they are. `skipped`: the share of the steps in which a cache skipped blocks. `gain`: how many
+times fewer steps, or less time on a large model."""
 QUALITY = (
     *("mse", "psnr", "ssim", "lpips", "lpips_converged", "dino", "clip_t", "flicker", "fid", "kid"),
     "growth",

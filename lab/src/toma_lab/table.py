@@ -31,6 +31,7 @@ def rows_of(folder: EvalFolder, columns: Sequence[Column]) -> list[Row]:
         values, sources = _figures(folder, column)
         row = common | column.cells | _size(folder, column)
         row |= {name: f"{value:.6g}" for name, value in values.items()}
+        row |= _computed(folder, column, values.get("skipped", 0.0))
         speedup = _speedup(folder, column)
         row["speedup"] = "" if speedup is None else f"{speedup:.4f}"
         gain = speedup if costs is None else gain_of(costs, column, plan, values.get("skipped", 0.0))
@@ -76,6 +77,13 @@ def _figures(folder: EvalFolder, column: Column) -> tuple[dict[str, float], dict
             values[name] = AVERAGES.get(name, fmean)(known)
             sources |= dict.fromkeys([name], origin) if (origin := origins.pop()) else {}
     return values, sources
+
+
+def _computed(folder: EvalFolder, column: Column, skipped: float) -> Row:
+    """How many steps are computed, by the calls for which the denoiser ran. Guidance may take two calls a step."""
+    first, steps = folder.plan.items[0], folder.plan.steps
+    own, base = (number(folder.item_row(each, first), "calls") for each in (column, BASE))
+    return {"computed": f"{own / base * steps * (1 - skipped):.4g}"} if own and base else {}
 
 
 def _speedup(folder: EvalFolder, column: Column) -> float | None:
