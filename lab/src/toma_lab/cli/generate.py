@@ -15,8 +15,8 @@ from toma_lab.cli.options import find_device, report_user_errors
 if TYPE_CHECKING:
     from PIL.Image import Image
     from rich.console import Console
-    from toma_diffusion.summary import Summary
 
+    from toma_diffusion.summary import Summary
     from toma_diffusion.tuned import Tuned
     from toma_lab.evaluation import Variant
     from toma_lab.evaluation.variants import VariantSpec

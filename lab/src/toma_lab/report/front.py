@@ -45,7 +45,7 @@ def style_of(index: int) -> dict[str, Any]:
 
 
 def draw_curves(axis: Any, curves: Curves, ink: str, xlabel: str, ylabel: str) -> None:
-    """Draw all curves on axes of matplotlib, each with the label of its last point: at all points they would overlap."""
+    """Draw all curves on axes of matplotlib. Only their last points have labels: at all points they would overlap."""
     for index, (title, points) in enumerate(curves.items()):
         ordered = sorted(points, key=lambda point: (point.gain, point.distance))
         style = style_of(index)

@@ -73,9 +73,7 @@ def write_report(folder: EvalFolder, output: Path | None = None) -> Path:
     if not rows:
         raise UsageError(f"{str(folder.path)!r} has no table yet: finish the run with `toma eval` first.")
     table = paper_table(plan.columns, rows)
-    means = [
-        (HEADINGS[name], MEANINGS[name].replace("image", table.thing)) for name in table.columns if name in MEANINGS
-    ]
+    explained = [name for name in table.columns if name in MEANINGS]
     return render(
         "page.html.j2",
         output or folder.path / REPORT,
