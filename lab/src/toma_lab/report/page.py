@@ -156,5 +156,5 @@ def _configuration(column: Column) -> str:
     """Every setting, as JSON."""
     if not column.saves_time:
         return "the model as it is"
-    own = {} if column.config is None else column.config.to_dict()
+    own = {} if column.own is None else column.own.to_dict()
     return json.dumps(own | {each.name: each.settings for each in column.shortcuts}, indent=2)

@@ -75,7 +75,7 @@ def usage(tuned: Tuned, model: str) -> str:
     result, more = ("image", "images") if tuned.clip is None else ("clip", "frames")
     frames = "" if tuned.clip is None else f", num_frames={tuned.clip.frames}"
     call = f"{result} = pipe(prompt, num_inference_steps={tuned.steps_left}{frames}).{more}[0]"
-    if tuned.config is not None:
+    if tuned.preset or tuned.merge or tuned.skip:
         call = f'from toma_diffusion import speed_up\n\nhandle = speed_up(pipe, "tuned.json")\n{call}'
     return f"{call}\n\n# or, in a shell:\n# {command}"
 

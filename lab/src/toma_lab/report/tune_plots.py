@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from toma_lab.columns import Column
-from toma_lab.columns.ours import merges, skips
 from toma_lab.report.front import COLORS, MARKERS, Point, draw_front, front, tidy
 from toma_lab.report.plots import INK, Key, Plot, drawn
 from toma_lab.tune.outcome import Outcome, Result, in_words
@@ -23,7 +22,10 @@ FAST_ENOUGH_TO_SHOW = 0.9
 def kind_of(column: Column, steps: int) -> str:
     """Which of `KINDS` it is in generations of so many steps."""
     left = column.steps_of(steps)
-    own = [name for name, does in (("merging", merges), ("skipped steps", skips)) if does(column.config, left)]
+    own = []
+    if column.own is not None:
+        own += ["merging"] if column.own.merges(left) else []
+        own += ["skipped steps"] if column.own.skips(left) else []
     kinds = ([" and ".join(own)] if own else []) + [
         "cache" if each.is_cache else "fewer steps" for each in column.shortcuts
     ]
