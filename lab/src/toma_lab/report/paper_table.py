@@ -79,11 +79,7 @@ def paper_table(compared: Sequence[Column], rows: Sequence[Row]) -> PaperTable:
         Line(each.point, tuple(_cell(name, row) for name in columns), number(row, "gain" if computed else "speedup"))
         for each, row in zip(compared, rows, strict=True)
     ]
-    merged = [
-        index
-        for index, each in enumerate(compared)
-        if each.own is not None and each.own.merge is not None and not each.shortcuts
-    ]
+    merged = [index for index, each in enumerate(compared) if each.own and each.own.merge and not each.shortcuts]
     for point in {lines[index].point for index in merged}:
         rivals = [index for index in merged if lines[index].point == point]
         for index, line in zip(rivals, _mark([lines[index] for index in rivals], columns), strict=True):

@@ -21,11 +21,8 @@ FAST_ENOUGH_TO_SHOW = 0.9
 
 def kind_of(column: Column, steps: int) -> str:
     """Which of `KINDS` it is in generations of so many steps."""
-    left = column.steps_of(steps)
-    own = []
-    if column.own is not None:
-        own += ["merging"] if column.own.merges(left) else []
-        own += ["skipped steps"] if column.own.skips(left) else []
+    own = ["merging"] if column.merges(steps) else []
+    own += ["skipped steps"] if column.skips(steps) else []
     kinds = ([" and ".join(own)] if own else []) + [
         "cache" if each.is_cache else "fewer steps" for each in column.shortcuts
     ]
