@@ -7,6 +7,7 @@ from pathlib import Path
 from PIL import Image
 from tiny_clips import moving
 from toma_lab.columns import BASELINE, NOISE_FLOOR, Column
+from toma_lab.columns.ours import Ours
 from toma_lab.evaluate import EvalFolder, EvalPlan
 from toma_lab.facts import Facts
 from toma_lab.pipelines.clips import write_lossless
@@ -19,8 +20,8 @@ FACTS = Facts("NVIDIA <GPU>", "2.13.0", "0.42.1", "3.9.0", "0.1.0", "abc1234")
 COLUMNS = (
     Column(BASELINE),
     Column(NOISE_FLOOR),
-    *(Column("toma", Merge(ratio=ratio)) for ratio in (0.25, 0.5, 0.75)),
-    Column("tomesd", ToMeSD(ratio=0.5)),
+    *(Column("toma", Ours(merge=Merge(ratio=ratio))) for ratio in (0.25, 0.5, 0.75)),
+    Column("tomesd", Ours(merge=ToMeSD(ratio=0.5))),
 )
 
 

@@ -100,7 +100,7 @@ class TestPage:
         spoken = "\n".join(Elements(text).texts)
         for variant in COLUMNS:
             assert variant.title in spoken
-        assert '"region_tokens": 256' in spoken
+        assert '"distance_weight": 0.3' in spoken
         for word in ("0, 7", FACTS.commit, FACTS.torch, run.date, "psnr, lpips", "the pipeline’s own"):
             assert word in spoken
 

@@ -1,6 +1,7 @@
 """The table in the paper's layout."""
 
 from toma_lab.columns import BASELINE, NOISE_FLOOR, Column, parse_shortcut
+from toma_lab.columns.ours import Ours
 from toma_lab.report.paper_table import paper_table
 
 from toma_diffusion import Merge
@@ -9,10 +10,10 @@ from toma_diffusion.others import ToMeSD
 COLUMNS = (
     Column(BASELINE),
     Column(NOISE_FLOOR),
-    Column("toma", Merge(ratio=0.25)),
-    Column("toma", Merge(ratio=0.5)),
-    Column("toma", Merge(ratio=0.5, num_regions=16), ("num_regions",)),
-    Column("tomesd", ToMeSD(ratio=0.5)),
+    Column("toma", Ours(merge=Merge(ratio=0.25))),
+    Column("toma", Ours(merge=Merge(ratio=0.5))),
+    Column("toma", Ours(merge=Merge(ratio=0.5, num_regions=16)), ("num_regions",)),
+    Column("tomesd", Ours(merge=ToMeSD(ratio=0.5))),
 )
 
 
@@ -62,7 +63,7 @@ def test_the_best_of_each_ratio_is_marked_among_merged_methods_alone():
 
 def test_shortcuts_are_one_method_over_their_knob_and_no_rivals_of_merging():
     fewer = [Column("steps", shortcuts=(parse_shortcut(f"steps:{steps}"),)) for steps in (16, 14)]
-    both = Column("toma", Merge(ratio=0.5), shortcuts=fewer[0].shortcuts)
+    both = Column("toma", Ours(merge=Merge(ratio=0.5)), shortcuts=fewer[0].shortcuts)
     rows = [row(each, seconds=3.0, speedup=1.3, psnr=35) for each in (*fewer, both)]
     table = paper_table((*COLUMNS, *fewer, both), [*ROWS, *rows])
     assert [(method.title, [line.point for line in method.lines]) for method in table.methods[5:]] == [
