@@ -174,9 +174,7 @@ def _column_of(pipe: Any, spec: ColumnSpec, ratio: float | None) -> Column:
 
     if ratio is not None and (spec.own is None or not spec.own.merges):
         name = spec.shortcuts[0].name if spec.own is None else spec.own.name
-        raise UsageError(f"{name} merges no tokens at a ratio that can be set: leave --ratio {ratio:g} out.")
-    if ratio is not None and (refused := spec.impossible([ratio])):
-        raise UsageError(refused[0])
+        raise UsageError(f"{name} has no ratio that can be set: leave --ratio {ratio:g} out.")
     merge = None if spec.own is None else spec.own.ours(ratio).merge
     return columns_of(pipe, [spec], [] if merge is None else [merge.ratio])[0]
 
