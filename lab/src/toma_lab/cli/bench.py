@@ -90,7 +90,11 @@ def bench(
     denoiser, make_parts = _open(model, size, dtype, where)
     asked_ratios = tuple(numbers("ratio", ratios or RATIOS, float))
     comparisons = comparisons_of(
-        denoiser.model, methods, asked_ratios, split_list(scopes), [name for name in split_list(bounds) if name != "none"]
+        denoiser.model,
+        methods,
+        asked_ratios,
+        split_list(scopes),
+        [name for name in split_list(bounds) if name != "none"],
     )
     default_size = "x".join(map(str, denoiser.default_size[:2]))
     scenario = Scenario(
@@ -98,7 +102,9 @@ def bench(
             Resolution.parse(text, denoiser.family.multiple) for text in split_list(resolution) or [default_size]
         ),
         batches=tuple(numbers("batch", batch, int)) or (denoiser.default_batch,),
-        modes=_modes(split_list(modes), where, compile, cache is not None or any(c.cell.is_cached for c in comparisons)),
+        modes=_modes(
+            split_list(modes), where, compile, cache is not None or any(c.cell.is_cached for c in comparisons)
+        ),
         compile=compile,
         steps=steps,
         repeats=repeats,
