@@ -30,8 +30,8 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     path.stem: json.loads(path.read_text(encoding="utf-8"))
     for path in sorted(Path(__file__).with_name("models").glob("*.json"))
 }
-"""By name: the class in diffusers, the settings that differ from its defaults, the size, dtype and batch of a call (2 if
-the pipeline puts both halves of guidance into one), the rest of the pipeline, and changes that make the model small."""
+"""By name: the class in diffusers, the settings that differ from its defaults, the size, dtype and batch of a call (2
+if the pipeline puts both halves of guidance into one), the rest of the pipeline, and changes that make it small."""
 
 
 class Size(NamedTuple):
@@ -168,7 +168,7 @@ def build_empty(class_name: str, config: Mapping[str, Any]) -> nn.Module:
 
 
 def empty(make: Callable[[], nn.Module]) -> nn.Module:
-    """The model that `make` returns, with its weights on the `meta` device. Its tables, which are computed, are real."""
+    """The model that `make` returns, with its weights on the `meta` device. Its tables are computed all the same."""
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
