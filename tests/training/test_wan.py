@@ -423,7 +423,7 @@ class TestMerging:
 
     def test_the_bench_calls_it_as_its_pipeline_does(self, work, opened):
         denoiser = zoo.load(str(work / "pipeline"), device=CPU)
-        assert (denoiser.default_size, denoiser.frames_of(None)) == ("256x256", 16)
+        assert denoiser.default_size == (256, 256, 16)
         inputs = denoiser.inputs(1, 64, 64, frames=4)
         seen = {}
         opened.transformer.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)

@@ -89,22 +89,16 @@ def bench(
         check_surroundings(model)
     denoiser, make_parts = _open(model, size, dtype, where)
     asked_ratios = tuple(numbers("ratio", ratios or RATIOS, float))
-    comparisons = comparisons_of(
-        denoiser.model,
-        methods,
-        asked_ratios,
-        split_list(scopes),
-        [name for name in split_list(bounds) if name != "none"],
-    )
+    asked_bounds = [name for name in split_list(bounds) if name != "none"]
+    comparisons = comparisons_of(denoiser.model, methods, asked_ratios, split_list(scopes), asked_bounds)
+    is_cached = cache is not None or any(comparison.cell.is_cached for comparison in comparisons)
     default_size = "x".join(map(str, denoiser.default_size[:2]))
     scenario = Scenario(
         resolutions=tuple(
             Resolution.parse(text, denoiser.family.multiple) for text in split_list(resolution) or [default_size]
         ),
         batches=tuple(numbers("batch", batch, int)) or (denoiser.default_batch,),
-        modes=_modes(
-            split_list(modes), where, compile, cache is not None or any(c.cell.is_cached for c in comparisons)
-        ),
+        modes=_modes(split_list(modes), where, compile, is_cached),
         compile=compile,
         steps=steps,
         repeats=repeats,
