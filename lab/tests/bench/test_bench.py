@@ -12,11 +12,12 @@ import torch
 from checkpoint import save_checkpoint
 from tiny_clips import clip_folder
 from toma_lab.bench.runner import Runner
-from toma_lab.bench.scenario import BASELINE_CELL, Scenario, comparisons_of
+from toma_lab.bench.scenario import BASELINE, Scenario, comparisons_of
 from toma_lab.bench.timing import Timing
 from toma_lab.bench.turns import Turns
 from toma_lab.bench.zoo import MODELS, build
 from toma_lab.cli import app
+from toma_lab.columns import ColumnSpec
 from toma_lab.facts import Facts, gather_facts, head_of_package
 from toma_lab.folder import locked
 from toma_lab.parsing import Resolution
@@ -168,7 +169,8 @@ class TestResuming:
     def test_rows_of_other_code_or_machines_do_not_count(self, copied):
         denoiser = build("sd15", small=True, device=CPU)
         scenario = Scenario((Resolution(128, 128),), (2,), ("eager",), "block", 3, 2)
-        comparisons = comparisons_of(denoiser.model, METHODS, (0.5,), (), ("lower-bound", "floor"))
+        specs = [ColumnSpec.parse(text) for text in METHODS.split(",")]
+        comparisons = comparisons_of(denoiser.model, specs, (0.5,), (), ("lower-bound", "floor"))
         facts = gather_facts(CPU)
 
         def to_do(facts: Facts, make_parts=None, **changes):
@@ -182,7 +184,7 @@ class TestResuming:
         assert len(to_do(facts, steps=4)) == len(to_do(facts, batches=(1,))) == 7
         without_pipeline = to_do(facts, lambda: None)  # those rows have no time of the pipeline
         assert len(without_pipeline) == 7
-        assert without_pipeline[0] is BASELINE_CELL
+        assert without_pipeline[0] is BASELINE
 
     def test_fresh_starts_over(self, copied):
         rows = rows_of(copied, "--model", "sd15", *QUICK, *STAGE, "--fresh", "--commit", "abc")

@@ -1,12 +1,14 @@
-"""What is asked for: groups, cells and the bounds they share."""
+"""What is asked for: groups, columns and the bounds they share."""
 
 import json
 
 import pytest
 import torch
-from toma_lab.bench.scenario import Scenario, comparisons_of
+from toma_lab.bench.scenario import Comparison, Scenario
+from toma_lab.bench.scenario import comparisons_of as of_specs
 from toma_lab.bench.zoo import build
-from toma_lab.parsing import Resolution
+from toma_lab.columns import ColumnSpec
+from toma_lab.parsing import Resolution, split_list
 
 CPU = torch.device("cpu")
 BOUNDS = ("lower-bound", "floor")
@@ -18,6 +20,10 @@ SETTINGS = {
     "steps": 3,
     "repeats": 2,
 }
+
+
+def comparisons_of(model, methods: str, *settings) -> list[Comparison]:
+    return of_specs(model, [ColumnSpec.parse(text) for text in split_list(methods)], *settings)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,7 @@ class TestScenario:
         model = build("sd15" if "deep" in method else "flux", small=True, device=CPU).model
         (comparison,) = comparisons_of(model, method, [], [], ())
         with pytest.raises(ValueError, match=message):
-            Scenario(**SETTINGS | {"modes": ("graph",)}).check(comparison.cell)
+            Scenario(**SETTINGS | {"modes": ("graph",)}).check(comparison.column)
 
 
 class TestComparisons:
@@ -74,24 +80,26 @@ class TestComparisons:
         toma, often, weighed, tile, stage = comparisons_of(sd15, texts, [0.5], [], BOUNDS)
         assert toma.lower_bound == often.lower_bound == weighed.lower_bound != tile.lower_bound
         assert toma.floor == often.floor == tile.floor != stage.floor
-        assert [cell.method for cell in stage.references] == ["lower-bound", "floor"]
+        assert [column.name for column in stage.references] == ["lower-bound", "floor"]
         assert stage.floor.key["scope"] == stage.lower_bound.key["scope"] == "stage"
 
     def test_only_the_bounds_that_are_wanted(self, sd15):
         (comparison,) = comparisons_of(sd15, "toma", [0.5], [], ["floor"])
-        assert [cell.method for cell in comparison.references] == ["floor"]
+        assert [column.name for column in comparison.references] == ["floor"]
         with pytest.raises(ValueError, match="bound='ceiling'"):
             comparisons_of(sd15, "toma", [0.5], [], ["ceiling"])
 
     def test_family_defaults_are_those_of_apply_toma(self):
         model = build("flux", small=True, device=CPU).model
         (comparison,) = comparisons_of(model, "toma", [0.5], [], BOUNDS)
-        for cell in (comparison.cell, *comparison.references):
-            assert json.loads(cell.settings)["skip_blocks"] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
+        for column in (comparison.column, *comparison.references):
+            assert json.loads(column.key["settings"])["skip_blocks"] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
 
     def test_scopes_and_ratios_multiply(self, sd15):
-        cells = [comparison.cell for comparison in comparisons_of(sd15, "toma", [0.25, 0.5], ["block", "stage"], ())]
-        assert [(cell.key["scope"], cell.key["ratio"]) for cell in cells] == [
+        columns = [
+            comparison.column for comparison in comparisons_of(sd15, "toma", [0.25, 0.5], ["block", "stage"], ())
+        ]
+        assert [(column.key["scope"], column.key["ratio"]) for column in columns] == [
             ("block", "0.25"),
             ("block", "0.5"),
             ("stage", "0.25"),
@@ -101,7 +109,7 @@ class TestComparisons:
     def test_other_methods_have_no_bounds_and_no_scopes(self, sd15):
         texts = "steps:2,tomesd,tofu:seed=3,todo,tomesd:cell=(4,4)"
         comparisons = comparisons_of(sd15, texts, [0.5, 0.75, 0.9], ["block", "stage"], BOUNDS)
-        assert [(c.cell.method, c.cell.key["ratio"]) for c in comparisons] == [
+        assert [(c.column.name, c.column.key["ratio"]) for c in comparisons] == [
             ("steps", ""),
             ("tomesd", "0.5"),
             ("tomesd", "0.75"),
@@ -113,7 +121,7 @@ class TestComparisons:
             ("tomesd", "0.9"),
         ]
         assert all(not comparison.references for comparison in comparisons)
-        assert comparisons[3].cell.settings == '{"seed":3}'
+        assert comparisons[3].column.key["settings"] == '{"seed":3}'
 
     def test_a_method_that_can_have_none_of_the_ratios(self, sd15):
         with pytest.raises(ValueError, match=r"ratio=0\.5 is not allowed: every n-th row"):

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from toma_lab.bench.measure import Measured, applied, compile_model, forget_compiled, measure, share_of_hits
-from toma_lab.bench.scenario import BASELINE_CELL, Group, comparisons_of
+from toma_lab.bench.scenario import BASELINE, Group
 from toma_lab.bench.timing import Timing, time_runs
 from toma_lab.bench.turns import Turns
 from toma_lab.bench.zoo import MODELS, build, build_empty
+from toma_lab.columns import ColumnSpec, columns_of
 from toma_lab.parsing import Resolution
 
 from toma_diffusion.api import compiled_blocks
@@ -25,17 +26,17 @@ def ready(name: str):
     return denoiser
 
 
-def cell_of(denoiser, text: str, ratio: float = 0.5):
-    return comparisons_of(denoiser.model, text, [ratio], [], ())[0].cell
+def column_of(denoiser, text: str, ratio: float = 0.5):
+    return columns_of(denoiser.model, [ColumnSpec.parse(text)], [ratio])[0]
 
 
 def generation_of(denoiser, text: str = "", steps: int = 2, *, moves: bool = False):
-    cell = cell_of(denoiser, text) if text else BASELINE_CELL
-    return applied(cell, denoiser, replace(GROUP, steps=steps), moves=moves)
+    column = column_of(denoiser, text) if text else BASELINE
+    return applied(column, denoiser, replace(GROUP, steps=steps), moves=moves)
 
 
-def measured(denoiser, cell=BASELINE_CELL, group=GROUP, stage=str, turns=None) -> Measured:
-    return measure(denoiser, group, cell, repeats=1, end_to_end=None, turns=turns or Turns(), stage=stage)
+def measured(denoiser, column=BASELINE, group=GROUP, stage=str, turns=None) -> Measured:
+    return measure(denoiser, group, column, repeats=1, end_to_end=None, turns=turns or Turns(), stage=stage)
 
 
 @pytest.mark.parametrize("name", ["sd15", "flux", "sd35"])
@@ -99,14 +100,14 @@ class TestCompiled:
         assert names == {"BasicTransformerBlock": 70, "ResnetBlock2D": 17}
 
     @pytest.mark.slow
-    def test_a_cell_with_inductor(self):
+    def test_a_column_with_inductor(self):
         denoiser = build("sd35", small=True, device=CPU)
         config = MODELS["sd35"]["config"] | MODELS["sd35"]["small"]["config"]
         denoiser.model = build_empty(MODELS["sd35"]["class"], config | {"num_layers": 1})
         denoiser.materialize()
         stages = []
-        cell = cell_of(denoiser, "toma-stage:num_regions=4;skip_blocks=()")
-        found = measured(denoiser, cell, replace(GROUP, mode="compiled", compile="block"), stages.append)
+        column = column_of(denoiser, "toma-stage:num_regions=4;skip_blocks=()")
+        found = measured(denoiser, column, replace(GROUP, mode="compiled", compile="block"), stages.append)
         assert stages == ["compiling", "waiting to time", "timing"]
         assert found.timing.median > 0
         assert found.warnings == ()
@@ -116,13 +117,13 @@ class TestCompiled:
 class TestMeasure:
     def test_hooks_are_gone_after_a_failure(self):
         denoiser = ready("sd35")
-        cell = cell_of(denoiser, "toma-stage")
+        column = column_of(denoiser, "toma-stage")
         broken = denoiser.model.transformer_blocks[2].register_forward_pre_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            measured(denoiser, cell)
+            measured(denoiser, column)
         broken.remove()
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in denoiser.model.modules())
-        assert measured(denoiser, cell).warnings == ()
+        assert measured(denoiser, column).warnings == ()
 
     def test_others_are_not_timed_before_the_warm_up_is_done(self, monkeypatch):
         """A GPU runs behind the CPU: warm-ups that are still queued would slow down what another process times."""
@@ -144,10 +145,10 @@ class TestMeasure:
 
     def test_warns_of_what_makes_a_time_meaningless(self):
         denoiser = ready("sd35")
-        (warning,) = measured(denoiser, cell_of(denoiser, "toma-stage:num_regions=16", ratio=0.1)).warnings
+        (warning,) = measured(denoiser, column_of(denoiser, "toma-stage:num_regions=16", ratio=0.1)).warnings
         assert "nothing was merged" in warning
         denoiser.model.proj_out.weight.data.fill_(float("inf"))
-        (warning,) = measured(denoiser, cell_of(denoiser, "toma-stage:num_regions=4")).warnings
+        (warning,) = measured(denoiser, column_of(denoiser, "toma-stage:num_regions=4")).warnings
         assert "not finite" in warning
 
 
@@ -158,18 +159,18 @@ class TestShortcuts:
         denoiser, calls = ready("flux"), []
         counting = denoiser.model.register_forward_pre_hook(lambda *_: calls.append(1))
         counts = []
-        for cell in (cell_of(denoiser, "steps:2"), BASELINE_CELL):
+        for column in (column_of(denoiser, "steps:2"), BASELINE):
             calls.clear()
-            measured(denoiser, cell, replace(GROUP, steps=8))
+            measured(denoiser, column, replace(GROUP, steps=8))
             counts.append(len(calls) - 1)  # one warms up
         counting.remove()
         assert counts == [2, 8]
 
     def test_a_cache_is_switched_on_and_off(self):
         denoiser = ready("flux")
-        cell = cell_of(denoiser, "firstblockcache:10")
-        assert (cell.method, cell.settings) == ("first-block-cache", '{"threshold":10.0}')
-        assert measured(denoiser, cell, replace(GROUP, steps=8)).cache_hits > 0.5
+        column = column_of(denoiser, "firstblockcache:10")
+        assert (column.key["method"], column.key["settings"]) == ("first-block-cache", '{"threshold":10.0}')
+        assert measured(denoiser, column, replace(GROUP, steps=8)).cache_hits > 0.5
         assert not any("forward" in vars(module) for module in denoiser.model.modules())
 
     @pytest.mark.parametrize(("threshold", "hits"), [(0.0, 0.0), (1e9, 0.75)])

@@ -1,17 +1,16 @@
-"""One cell: apply the method, compile, warm up, time, and leave the model as it was."""
+"""One column: apply the method, compile, warm up, time, and leave the model as it was."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from toma_diffusion.api import apply_toma, compiled_blocks
+from toma_diffusion.api import compiled_blocks
 from toma_diffusion.engine.compile import compile_denoiser, undo_compile
 from toma_lab.bench.pipelines import EndToEnd
 from toma_lab.bench.scenario import Group
@@ -26,8 +25,8 @@ from toma_lab.bench.timing import (
 )
 from toma_lab.bench.turns import Turns
 from toma_lab.bench.zoo import Denoiser
-from toma_lab.experiments.cells import Cell
-from toma_lab.experiments.shortcuts.skipped import SkippedSteps
+from toma_lab.columns import Column
+from toma_lab.columns.skipped import SkippedSteps
 
 COMPILE_MODES = {"block": "blocks", "whole": "whole", "graphs": "graphs"}
 """From the column `compile` of a row to the mode of `handle.compile`."""
@@ -35,7 +34,7 @@ COMPILE_MODES = {"block": "blocks", "whole": "whole", "graphs": "graphs"}
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of one cell."""
+    """The result of one column."""
 
     timing: Timing
     peak_mib: float | None
@@ -49,18 +48,18 @@ class Measured:
 def measure(
     denoiser: Denoiser,
     group: Group,
-    cell: Cell,
+    column: Column,
     *,
     repeats: int,
     end_to_end: EndToEnd | None,
     turns: Turns,
     stage: Callable[[str], None],
 ) -> Measured:
-    """Time `repeats` runs of one cell, when it is its turn. `stage` is called with what is being done."""
+    """Time `repeats` runs of one column, when it is its turn. `stage` is called with what is being done."""
     turns.prepare()
-    is_compiled, is_cached = group.compile != "none", group.cache is not None or cell.is_cached
+    is_compiled, is_cached = group.compile != "none", group.cache is not None or column.is_cached
     with ExitStack() as undo:
-        generation = undo.enter_context(applied(cell, denoiser, group, moves=is_cached))
+        generation = undo.enter_context(applied(column, denoiser, group, moves=is_cached))
         hits = share_of_hits(generation) if is_cached else None
         if is_compiled:
             undo.callback(forget_compiled, denoiser.model, free=group.mode != "graph" and not denoiser.is_large)
@@ -99,17 +98,11 @@ def measure(
 
 
 @contextmanager
-def applied(cell: Cell, denoiser: Denoiser, group: Group, *, moves: bool) -> Iterator[Generation]:
-    """The calls of a generation, with a cell's settings in force for the duration of a `with` block."""
-    steps = group.steps if cell.shortcut is None else cell.shortcut.steps_of(group.steps)
-    generation = Generation(denoiser.model, calls(denoiser, group, steps, moves=moves))
-    with ExitStack() as undo:
-        if cell.config is not None:
-            generation.handle = undo.enter_context(apply_toma(denoiser.model, cell.config))
-        if cell.shortcut is not None:
-            pipe = SimpleNamespace(transformer=denoiser.model)
-            ready = cell.shortcut.fitted(pipe, generation.run, steps)
-            undo.enter_context(ready.applied(pipe, steps))
+def applied(column: Column, denoiser: Denoiser, group: Group, *, moves: bool) -> Iterator[Generation]:
+    """The calls of a generation, with a column's settings in force for the duration of a `with` block."""
+    model: Any = denoiser.model
+    generation = Generation(model, calls(denoiser, group, column.steps_of(group.steps), moves=moves))
+    with column.fitted(model, generation.run, group.steps).applied(model, group.steps) as generation.handle:
         yield generation
 
 
@@ -146,7 +139,7 @@ def compile_model(generation: Generation, how: str, *, fullgraph: bool = True, b
 
 
 def forget_compiled(model: nn.Module, *, free: bool) -> None:
-    """Undo `compile_model`. To `free` what was compiled costs the next cell its own, where both share blocks; to keep
+    """Undo `compile_model`. To `free` what was compiled costs the next column its own, where both share blocks; to keep
     it costs every compiled call a look through more variants, which matters unless CUDA graphs are replayed or the GPU
     is far behind the CPU."""
     undo_compile(model)

@@ -1,4 +1,4 @@
-"""Measures groups of cells, and writes a row as soon as a cell is measured."""
+"""Measures groups of columns, and writes a row as soon as a column is measured."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from toma_lab.bench.measure import Measured, attention_of, measure
 from toma_lab.bench.pipelines import EndToEnd
-from toma_lab.bench.scenario import BASELINE_CELL, Comparison, Group, Scenario
+from toma_lab.bench.scenario import BASELINE, Comparison, Group, Scenario
 from toma_lab.bench.turns import Turns
 from toma_lab.bench.zoo import Denoiser
-from toma_lab.experiments.cells import Cell
-from toma_lab.experiments.shortcuts import parse_shortcut
+from toma_lab.columns import Column, parse_shortcut
 from toma_lab.facts import Facts
 from toma_lab.rows import Row, Rows
 
@@ -49,54 +47,56 @@ class Runner:
         self._end_to_end: EndToEnd | None = None
 
     def run(self) -> None:
-        """Measure all cells. One that fails is reported, and the others go on."""
+        """Measure all columns. One that fails is reported, and the others go on."""
         missing = {group: self.missing(group) for group in self.groups}
-        bar = self.progress.add_task("starting", total=sum(len(cells) + (len(cells) > 1) for cells in missing.values()))
-        for group, cells in missing.items():
-            if not cells:
+        bar = self.progress.add_task(
+            "starting", total=sum(len(columns) + (len(columns) > 1) for columns in missing.values())
+        )
+        for group, columns in missing.items():
+            if not columns:
                 self._say(f"Nothing to do, {self.rows.path.name} has all of: {group}")
                 continue
             self.progress.update(bar, description=f"building {self.denoiser.name}")
             self.turns.prepare()
             self.denoiser.materialize()
             with self._cache(group):
-                self._run(group, cells, bar)
+                self._run(group, columns, bar)
 
-    def missing(self, group: Group) -> list[Cell]:
-        """The cells to measure, in order: the baseline, always measured again, then every method after its bounds.
+    def missing(self, group: Group) -> list[Column]:
+        """The columns to measure, in order: the baseline, always measured again, then every method after its bounds.
 
         Rows of other commits, versions or machines do not count.
         """
 
-        def is_missing(cell: Cell) -> bool:
-            rows = self.rows.matching(group.key | asdict(self.facts) | cell.key)
+        def is_missing(column: Column) -> bool:
+            rows = self.rows.matching(group.key | asdict(self.facts) | column.key)
             return not any(row.get("pipeline_s") or not self._times_pipeline(group) for row in rows)
 
-        cells: dict[Cell, None] = {}
+        columns: dict[Column, None] = {}
         for comparison in self.comparisons:
-            is_wanted = is_missing(comparison.cell)  # then its bounds too: they are compared within a run
-            cells |= dict.fromkeys(cell for cell in comparison.references if is_wanted or is_missing(cell))
-            cells |= {comparison.cell: None} if is_wanted else {}
-        return [BASELINE_CELL, *cells] if cells or is_missing(BASELINE_CELL) else []
+            is_wanted = is_missing(comparison.column)  # then its bounds too: they are compared within a run
+            columns |= dict.fromkeys(column for column in comparison.references if is_wanted or is_missing(column))
+            columns |= {comparison.column: None} if is_wanted else {}
+        return [BASELINE, *columns] if columns or is_missing(BASELINE) else []
 
-    def _run(self, group: Group, cells: list[Cell], bar: Any) -> None:
-        comparisons = {comparison.cell: comparison for comparison in self.comparisons}
-        measured: dict[Cell, Measured] = {}
+    def _run(self, group: Group, columns: list[Column], bar: Any) -> None:
+        comparisons = {comparison.column: comparison for comparison in self.comparisons}
+        measured: dict[Column, Measured] = {}
         first_row = len(self.rows)
-        for cell in cells:
-            found = self._try(group, cell, bar)
+        for column in columns:
+            found = self._try(group, column, bar)
             self.progress.advance(bar)
             if found is not None:
-                measured[cell] = found
-                comparison, attention = comparisons.get(cell, Comparison(cell)), attention_of(self.denoiser.model)
+                measured[column] = found
+                comparison, attention = comparisons.get(column, Comparison(column)), attention_of(self.denoiser.model)
                 self.rows.add(row_of(group, comparison, measured, self.facts, attention))
-            elif cell is BASELINE_CELL:
+            elif column is BASELINE:
                 self._say(f"Left out, for want of a baseline: {group}")
-                self.failures += len(cells) - 1
-                self.progress.advance(bar, len(cells))
+                self.failures += len(columns) - 1
+                self.progress.advance(bar, len(columns))
                 return
         if len(measured) > 1:
-            self._check_drift(group, measured[BASELINE_CELL], first_row, bar)
+            self._check_drift(group, measured[BASELINE], first_row, bar)
             self.progress.advance(bar)
 
     def _check_drift(self, group: Group, baseline: Measured, first_row: int, bar: Any) -> None:
@@ -105,7 +105,7 @@ class Runner:
         second are enough."""
         enough = max(1, round(1000 / baseline.timing.median))
         shorter = group if group.cache is not None else replace(group, steps=min(group.steps, enough))
-        again = self._try(shorter, BASELINE_CELL, bar, with_pipeline=False)
+        again = self._try(shorter, BASELINE, bar, with_pipeline=False)
         if again is None:
             return
         note_drift(self.rows, first_row, baseline, again)
@@ -116,8 +116,8 @@ class Runner:
                 "Do not trust these speed-ups; measure again with --fresh."
             )
 
-    def _try(self, group: Group, cell: Cell, bar: Any, *, with_pipeline: bool = True) -> Measured | None:
-        name = _describe(cell)
+    def _try(self, group: Group, column: Column, bar: Any, *, with_pipeline: bool = True) -> Measured | None:
+        name = _describe(column)
         found, failure = None, ""
 
         def stage(text: str) -> None:
@@ -126,10 +126,10 @@ class Runner:
         try:
             parts = self._parts() if with_pipeline and self._times_pipeline(group) else None
             repeats, turns = self.scenario.repeats, self.turns
-            found = measure(self.denoiser, group, cell, repeats=repeats, end_to_end=parts, turns=turns, stage=stage)
-        except Exception as error:  # a cell that does not run, or not in this memory, must not stop the others
+            found = measure(self.denoiser, group, column, repeats=repeats, end_to_end=parts, turns=turns, stage=stage)
+        except Exception as error:  # a column that does not run, or not in this memory, must not stop the others
             failure = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
-        gc.collect()  # outside of the handler, where the traceback would still hold the failed cell's tensors
+        gc.collect()  # outside of the handler, where the traceback would still hold the failed column's tensors
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         if found is None:
@@ -147,7 +147,7 @@ class Runner:
             yield
             return
         cache = parse_shortcut(f"first-block-cache:{group.cache}")
-        with cache.applied(SimpleNamespace(transformer=self.denoiser.model), group.steps):
+        with cache.applied(self.denoiser.model, group.steps):
             yield
 
     def _times_pipeline(self, group: Group) -> bool:
@@ -164,12 +164,12 @@ class Runner:
 
 
 def row_of(
-    group: Group, comparison: Comparison, measured: Mapping[Cell, Measured], facts: Facts, attention: str
+    group: Group, comparison: Comparison, measured: Mapping[Column, Measured], facts: Facts, attention: str
 ) -> Row:
-    """A measured cell beside the baseline and the bounds that were measured with it. Times are medians."""
-    own, baseline = measured[comparison.cell], measured[BASELINE_CELL]
+    """A measured column beside the baseline and the bounds that were measured with it. Times are medians."""
+    own, baseline = measured[comparison.column], measured[BASELINE]
     step_ms, baseline_ms = round(own.timing.median, 4), round(baseline.timing.median, 4)
-    row: Row = group.key | comparison.cell.key | asdict(facts)
+    row: Row = group.key | comparison.column.key | asdict(facts)
     row |= {"step_ms": step_ms, "step_ms_p20": round(own.timing.p20, 4), "step_ms_p80": round(own.timing.p80, 4)}
     row |= {"baseline_ms": baseline_ms, "speedup": round(baseline_ms / step_ms, 4)}
     for name, bound in (("lower_bound", comparison.lower_bound), ("floor", comparison.floor)):
@@ -196,8 +196,9 @@ def note_drift(rows: Rows, first: int, baseline: Measured, again: Measured) -> N
     rows.write()
 
 
-def _describe(cell: Cell) -> str:
-    return cell.method if cell.config is None else f"{cell.method}, {cell.config.scope}, ratio {cell.config.ratio:g}"
+def _describe(column: Column) -> str:
+    key = column.key
+    return f"{column.name}, {key['scope']}, ratio {key['ratio']}" if key["ratio"] else column.title
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

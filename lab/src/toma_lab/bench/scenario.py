@@ -1,4 +1,4 @@
-"""What is timed: cells (a method with its settings) and groups (cells that share one baseline)."""
+"""What is timed: columns (a method with its settings), and groups of them that share one baseline."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from toma_diffusion.checks import check_integer, check_one_of
 from toma_diffusion.errors import UsageError
 from toma_diffusion.merge.config import ToMAConfig
 from toma_diffusion.others import method_of
-from toma_lab.experiments.cells import Cell, MethodSpec, cells_of
-from toma_lab.experiments.shortcuts import parse_shortcut, shortcut_class
-from toma_lab.parsing import Resolution, split_list
+from toma_lab.columns import UNCHANGED, Column, ColumnSpec, columns_of
+from toma_lab.parsing import Resolution
 
 MODES = ("eager", "compiled", "graph")
 COMPILES = ("none", "block", "whole", "graphs")
-BASELINE, LOWER_BOUND, FLOOR = "baseline", "lower-bound", "floor"
-BASELINE_CELL = Cell(BASELINE)
+LOWER_BOUND, FLOOR = "lower-bound", "floor"
+BASELINE = UNCHANGED[0]
 HOW = {
     "block": "compiled block by block",
     "whole": "the whole compiled",
@@ -27,18 +26,18 @@ HOW = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method, and the two cells that bound its time from below."""
+    """A method, and two others that bound its time from below."""
 
-    cell: Cell
-    lower_bound: Cell | None = None
+    column: Column
+    lower_bound: Column | None = None
     """The same with fixed random projections: nothing is selected or weighed."""
-    floor: Cell | None = None
+    floor: Column | None = None
     """The same with tokens sliced away: nothing is merged either."""
 
     @property
-    def references(self) -> list[Cell]:
+    def references(self) -> list[Column]:
         """The bounds that it has."""
-        return [cell for cell in (self.lower_bound, self.floor) if cell is not None]
+        return [column for column in (self.lower_bound, self.floor) if column is not None]
 
 
 @dataclass(frozen=True)
@@ -123,62 +122,50 @@ class Scenario:
             for mode in self.modes
         ]
 
-    def check(self, cell: Cell) -> None:
+    def check(self, column: Column) -> None:
         """Raise `UsageError` if a method cannot be timed so."""
-        shortcut = cell.shortcut
-        if shortcut is None:
-            return
-        left = shortcut.steps_of(self.steps)  # raises if it is not fewer
-        if shortcut.needs_pipeline:
-            same = "benchmarks/bench_deepcache.py times its steps" if shortcut.is_cache else f"time steps:{left}"
-            raise UsageError(
-                f"method {shortcut.text!r} needs a pipeline, which there is none of here: compare it with "
-                f"`toma eval`; {same}."
-            )
-        if "graph" in self.modes and shortcut.is_cache:
-            raise UsageError(
-                f"method {shortcut.text!r} decides in every step what to run, which mode 'graph' cannot follow: "
-                "use --modes eager,compiled."
-            )
+        left = column.steps_of(self.steps)  # raises if it is not fewer
+        for shortcut in column.shortcuts:
+            if shortcut.needs_pipeline:
+                same = "benchmarks/bench_deepcache.py times its steps" if shortcut.is_cache else f"time steps:{left}"
+                raise UsageError(
+                    f"method {shortcut.text!r} needs a pipeline, which there is none of here: compare it with "
+                    f"`toma eval`; {same}."
+                )
+            if "graph" in self.modes and shortcut.is_cache:
+                raise UsageError(
+                    f"method {shortcut.text!r} decides in every step what to run, which mode 'graph' cannot follow: "
+                    "use --modes eager,compiled."
+                )
 
 
 def comparisons_of(
-    model: Any, methods: str, ratios: Sequence[float], scopes: Sequence[str], bounds: Iterable[str]
+    model: Any, specs: Iterable[ColumnSpec], ratios: Sequence[float], scopes: Sequence[str], bounds: Iterable[str]
 ) -> list[Comparison]:
-    """All cells but the baseline, each with the bounds that are wanted, as a user writes the methods."""
+    """All columns but the baseline, each with the bounds that are wanted."""
     wanted = set(bounds)
     for bound in wanted:
         check_one_of("bound", bound, (LOWER_BOUND, FLOOR))
-    texts = split_list(methods)
-    shortcuts = [parse_shortcut(text) for text in texts if shortcut_class(text) is not None]
-    for shortcut in shortcuts:
-        shortcut.check(model)
-    comparisons = [Comparison(Cell(shortcut.name, shortcut=shortcut)) for shortcut in shortcuts]
-    specs = [MethodSpec.parse(text) for text in texts if shortcut_class(text) is None]
-    for cell in cells_of(model, specs, ratios, scopes):
-        lower_bound, floor = bounds_of(cell.config)
+    comparisons = []
+    for column in columns_of(model, specs, ratios, scopes):
+        lower_bound, floor = bounds_of(column)
         comparisons.append(
-            Comparison(cell, lower_bound if LOWER_BOUND in wanted else None, floor if FLOOR in wanted else None)
+            Comparison(column, lower_bound if LOWER_BOUND in wanted else None, floor if FLOOR in wanted else None)
         )
     return comparisons
 
 
-def left_out(methods: str, ratios: Sequence[float]) -> list[str]:
-    """A sentence for each ratio that a method cannot have."""
-    specs = [MethodSpec.parse(text) for text in split_list(methods) if shortcut_class(text) is None]
-    return [reason for spec in specs for reason in spec.impossible(ratios)]
-
-
-def bounds_of(config: Any) -> tuple[Cell | None, Cell | None]:
+def bounds_of(column: Column) -> tuple[Column | None, Column | None]:
     """The lower bound and the floor of a method's time; methods other than ToMA have none.
 
     What makes no difference to them has its default value, so that methods share them.
     """
-    if method_of(config).name != "toma":
+    config = column.config
+    if config is None or method_of(config).name != "toma":
         return None, None
     settings, usual = config.to_dict(), ToMAConfig()
     shared = ("ratio", "scope", "sites", "window", "min_tokens", "skip_blocks")
     floor = ToMAConfig(selection="slice", **{name: settings[name] for name in shared})
     often = {"select_every": usual.select_every, "reweigh_every": usual.reweigh_every}
     lower_bound = replace(ToMAConfig.from_dict(settings), selection="none", **often)
-    return Cell(LOWER_BOUND, lower_bound), Cell(FLOOR, floor)
+    return Column(LOWER_BOUND, lower_bound), Column(FLOOR, floor)

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from toma_lab.bench.scenario import BASELINE, FLOOR, LOWER_BOUND, Group
+from toma_lab.bench.scenario import FLOOR, LOWER_BOUND, Group
+from toma_lab.columns import BASELINE
 from toma_lab.facts import Facts
 from toma_lab.rows import Row, Rows
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-CELL = ("method", "settings", "scope", "assign", "ratio")
+KEY = ("method", "settings", "scope", "assign", "ratio")
 MAY_WRAP = {"method": 11, "p20–p80": 7}
 """Columns that give way in a narrow terminal, and how far."""
 FIRST = (BASELINE, FLOOR, LOWER_BOUND)
@@ -39,14 +40,14 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 
 def table_of(group: Group, rows: Rows, facts: Facts) -> Table | None:
-    """The latest row of every cell of a group, whichever run it is from; None if there is none.
+    """The latest row of every column of a group, whichever run it is from; None if there is none.
 
     Columns that are empty in all rows are left out.
     """
     from rich import box
     from rich.table import Table
 
-    latest = {tuple(row.get(name, "") for name in CELL): row for row in rows.matching(group.key | asdict(facts))}
+    latest = {tuple(row.get(name, "") for name in KEY): row for row in rows.matching(group.key | asdict(facts))}
     if not latest:
         return None
     ordered = sorted(latest.values(), key=_order)

@@ -108,7 +108,7 @@ class PeakMemory:
     def __enter__(self) -> PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-            torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for every stream that was ever used, by earlier cells too
+            torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for every stream that was ever used, by earlier columns too
             torch.cuda.reset_peak_memory_stats()
         return self
 

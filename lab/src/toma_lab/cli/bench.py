@@ -74,10 +74,11 @@ def bench(
     from toma_diffusion.files import check_writable
     from toma_lab.bench.pipelines import check_surroundings
     from toma_lab.bench.runner import Runner
-    from toma_lab.bench.scenario import Scenario, comparisons_of, left_out
+    from toma_lab.bench.scenario import Scenario, comparisons_of
     from toma_lab.bench.tables import table_of
     from toma_lab.bench.turns import Turns
     from toma_lab.bench.zoo import MODELS
+    from toma_lab.columns import ColumnSpec
     from toma_lab.facts import gather_facts
     from toma_lab.folder import locked
     from toma_lab.parsing import Resolution, numbers, split_list
@@ -89,9 +90,10 @@ def bench(
         check_surroundings(model)
     denoiser, make_parts = _open(model, size, dtype, where)
     asked_ratios = tuple(numbers("ratio", ratios or RATIOS, float))
+    specs = [ColumnSpec.parse(text) for text in split_list(methods)]
     asked_bounds = [name for name in split_list(bounds) if name != "none"]
-    comparisons = comparisons_of(denoiser.model, methods, asked_ratios, split_list(scopes), asked_bounds)
-    is_cached = cache is not None or any(comparison.cell.is_cached for comparison in comparisons)
+    comparisons = comparisons_of(denoiser.model, specs, asked_ratios, split_list(scopes), asked_bounds)
+    is_cached = cache is not None or any(comparison.column.is_cached for comparison in comparisons)
     default_size = "x".join(map(str, denoiser.default_size[:2]))
     scenario = Scenario(
         resolutions=tuple(
@@ -106,11 +108,12 @@ def bench(
         frames=denoiser.frames_of(frames),
     )
     for comparison in comparisons:
-        scenario.check(comparison.cell)
+        scenario.check(comparison.column)
     if cache is not None and not hasattr(denoiser.model, "enable_cache"):
         raise UsageError(f"--cache {cache:g}: a {type(denoiser.model).__name__} has no block cache; transformers do.")
-    for reason in left_out(methods, asked_ratios) if ratios else ():
-        console.print(f"Left out: {reason}", highlight=False, soft_wrap=True)
+    for spec in specs if ratios else ():  # nobody asked for the default ones
+        for reason in spec.impossible(asked_ratios):
+            console.print(f"Left out: {reason}", highlight=False, soft_wrap=True)
     check_writable(output)
     if take_turns is not None:
         check_writable(take_turns)
