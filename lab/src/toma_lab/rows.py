@@ -102,8 +102,8 @@ class Rows:
         return next(reversed(self.matching(wanted)), None)
 
     def matching(self, wanted: Mapping[str, Any]) -> list[Row]:
-        """The rows that have these values."""
-        return [row for row in self if wanted.items() <= row.items()]
+        """The rows that have these values. A column that a file does not have is empty."""
+        return [row for row in self if all(row.get(name, "") == value for name, value in wanted.items())]
 
     def add(self, *rows: Mapping[str, Any]) -> None:
         """Add or change rows; when this returns, they are on the disk."""

@@ -138,7 +138,8 @@ class Ours:
         """The cells of a row that it decides."""
         merge, noted = self.merge, dict[str, Any]()
         if merge is not None:
-            values, defaults = merge.to_dict(), type(merge)().to_dict()
+            values = merge.to_dict()
+            defaults = type(merge)().to_dict() | {"skip_blocks": []}  # as it is on the model, not by the family's default
             noted = {
                 name: value
                 for name, value in sorted(values.items())
