@@ -48,10 +48,10 @@ def set_speeds(folder: TuneFolder, speeds: dict[str, float]) -> None:
     """Replace the times, which depend on the machine: speed-ups by the titles of candidates."""
     for result in Outcome.read(folder).results:
         for item in (*folder.plan.items, *folder.plan.final_items):
-            found = folder.measurement(result.variant, item)
+            found = folder.measurement(result.column, item)
             if found is not None:
-                timed = replace(found, seconds=1.0, original_seconds=speeds[result.variant.title])
-                folder.write_measurement(result.variant, item, timed)
+                timed = replace(found, seconds=1.0, original_seconds=speeds[result.column.title])
+                folder.write_measurement(result.column, item, timed)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ class TestAnswer:
         assert not searched & final
         for result in Outcome.read(folder).finalists:
             assert result.figures.images == 4
-            assert all(folder.image_path(result.variant, item).exists() for item in folder.plan.final_items)
+            assert all(folder.image_path(result.column.column_id, item).exists() for item in folder.plan.final_items)
 
     def test_another_goal_uses_what_was_measured(self, whole, command, tmp_path):
         shutil.copytree(whole[0], tmp_path / "run")
@@ -272,7 +272,7 @@ def test_killed_in_the_map_and_resumed(whole, command, tmp_path):
     assert candidates[0] == candidates[1]
     for result in Outcome.read(resumed).results:
         for item in resumed.plan.items:
-            one, other = (folder.measurement(result.variant, item) for folder in (resumed, undisturbed))
+            one, other = (folder.measurement(result.column, item) for folder in (resumed, undisturbed))
             if one is not None and other is not None:
                 assert one.psnr == pytest.approx(other.psnr, rel=1e-4)
     set_speeds(resumed, SPEEDS)

@@ -15,7 +15,7 @@ from tiny_text import PROMPTS, pipeline_folder
 from tiny_weights import lpips_file
 from toma_lab.pipelines.clips import ClipRequest, latents_of, read_clip, settings_path
 from toma_lab.tune.folder import TuneFolder
-from toma_lab.tune.measure import ORIGINAL
+from toma_lab.tune.folder import ORIGINAL
 from toma_lab.tune.outcome import Outcome
 from toma_lab.tune.plan import class_of_denoisers
 
@@ -80,11 +80,11 @@ class TestAnswer:
         for result in Outcome.read(folder).results:
             (item,) = folder.plan.final_items
             original, made = (
-                array(read_clip(folder.image_path(variant, item))).astype(float)
-                for variant in (ORIGINAL, result.variant)
+                array(read_clip(folder.image_path(variant.column_id, item))).astype(float)
+                for variant in (ORIGINAL, result.column)
             )
             assert original.shape == (FRAMES, SIZE[1], SIZE[0], 3)
-            found = folder.measurement(result.variant, item)
+            found = folder.measurement(result.column, item)
             assert found.psnr == pytest.approx(10 * np.log10(255**2 / ((made - original) ** 2).mean()), rel=1e-3)
             changes = np.diff(made, axis=0) - np.diff(original, axis=0)
             assert found.flicker == pytest.approx(np.abs(changes).mean(), rel=1e-3) == result.figures.flicker
@@ -235,7 +235,7 @@ class TestAgain:
         resumed, undisturbed = TuneFolder(output), TuneFolder(whole[0])
         for result in Outcome.read(resumed).results:
             for item in (*resumed.plan.items, *resumed.plan.final_items):
-                one, other = (folder.measurement(result.variant, item) for folder in (resumed, undisturbed))
+                one, other = (folder.measurement(result.column, item) for folder in (resumed, undisturbed))
                 assert (one.psnr, one.flicker) == pytest.approx((other.psnr, other.flicker), rel=1e-3)
         set_speeds(resumed, SPEEDS)
         assert invoke(arguments).exit_code == 0

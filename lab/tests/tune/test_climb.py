@@ -28,7 +28,7 @@ START, BEST = (0, 1, 2, 4, 7), (0, 1, 3, 5, 6)
 
 
 def opened(*texts: str, steps: int = STEPS):
-    return open_candidates(sdxl_unet(), texts, steps).variants
+    return open_candidates(sdxl_unet(), texts, steps).columns
 
 
 @given(st.integers(2, 30), st.data())

@@ -9,8 +9,8 @@ from tiny_text import PROMPTS, text_pipeline
 from toma_lab.metrics import Weights, open_metrics
 from toma_lab.pipelines.generation import ImageRequest, generate_latents
 from toma_lab.tune.candidates import open_candidates
-from toma_lab.tune.folder import TuneFolder
-from toma_lab.tune.measure import ORIGINAL, Meter, turns_of
+from toma_lab.tune.folder import ORIGINAL, TuneFolder
+from toma_lab.tune.measure import Meter, turns_of
 from toma_lab.tune.plan import TunePlan
 from torch import nn
 
@@ -33,7 +33,7 @@ def meter(pipe, tmp_path):
 
 
 def candidates(pipe, *texts):
-    return open_candidates(pipe.unet, texts, STEPS).variants
+    return open_candidates(pipe.unet, texts, STEPS).columns
 
 
 def test_turns_have_two_candidates_and_leave_out_what_is_measured(pipe, meter):

@@ -8,8 +8,8 @@ from run_folders import FACTS
 from tiny_clips import SIZE, clip_pipeline
 from tiny_text import PROMPTS
 from toma_lab.metrics import Weights, open_metrics
-from toma_lab.tune.folder import TuneFolder
-from toma_lab.tune.measure import ORIGINAL, Meter
+from toma_lab.tune.folder import ORIGINAL, TuneFolder
+from toma_lab.tune.measure import Meter
 from toma_lab.tune.plan import TunePlan
 from toma_lab.tune.progress import SearchBar, in_time
 from toma_lab.tune.run import _Work

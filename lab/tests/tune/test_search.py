@@ -3,8 +3,7 @@
 import math
 
 import pytest
-from toma_lab.evaluation import Variant
-from toma_lab.experiments.shortcuts import parse_shortcut
+from toma_lab.columns import parse_shortcut
 from toma_lab.tune.folder import Measurement
 from toma_lab.tune.goal import Figures, Goal
 from toma_lab.tune.search import answer, figures_of, finalists_of, ranked, substitutes, survivors

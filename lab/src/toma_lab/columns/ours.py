@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import toma_lab.bounds  # noqa: F401 (registers parts of the paper's tables as methods)
 from toma_diffusion import Handle, speed_up
-from toma_diffusion.checks import check_known, hint, listed
+from toma_diffusion.checks import check_known, check_one_of, hint, listed
 from toma_diffusion.errors import UsageError
 from toma_diffusion.families import find_family
 from toma_diffusion.merge.base import Merging
@@ -22,6 +21,7 @@ from toma_diffusion.skip.config import Skip
 from toma_diffusion.skip.learned import Learned
 from toma_diffusion.skip.schedule import computed_steps
 from toma_diffusion.tuned import Tuned
+from toma_lab.bounds import Replaced
 from toma_lab.parsing import parse_settings
 
 CELLS_OF_THEIR_OWN = ("ratio", "scope", "assign")
@@ -30,8 +30,9 @@ LEARNED = "learned"
 """What was learned on the model: a file in what a user writes, which is in no title and no row; in settings the weights
 themselves."""
 SKIP_FIELDS = tuple(field.name for field in fields(Skip))
-REPLACED = ("selection", "unmerge")
-"""Choices of the paper's tables that are not settings of the library: bounds.py has them as methods."""
+REPLACED: Mapping[str, str] = {"selection": "facility-location", "unmerge": "transpose"}
+"""Choices of the paper's tables, and those of ToMA, which are not settings of the library: bounds.py has the others as
+methods."""
 LEFT_WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
     "region": ("num_regions", "region_frames"),
     "region_tokens": ("num_regions",),
@@ -127,7 +128,7 @@ class Ours:
 
     def value(self, name: str) -> Any:
         """A setting by its name, in types that JSON has."""
-        values = {**self._skip_values(), **({} if self.merge is None else self.merge.to_dict())}
+        values = {**REPLACED, **self._skip_values(), **({} if self.merge is None else self.merge.to_dict())}
         return True if name == LEARNED else values.get(name)
 
     def _skip_values(self) -> dict[str, Any]:
@@ -139,12 +140,15 @@ class Ours:
         merge, noted = self.merge, dict[str, Any]()
         if merge is not None:
             values = merge.to_dict()
-            defaults = type(merge)().to_dict() | {"skip_blocks": []}  # as it is on the model, not by the family's default
+            defaults = type(merge)().to_dict() | {
+                "skip_blocks": []
+            }  # as it is on the model, not by the family's default
             noted = {
                 name: value
                 for name, value in sorted(values.items())
-                if name not in CELLS_OF_THEIR_OWN and (value != defaults[name] or name in overrides)
+                if name not in CELLS_OF_THEIR_OWN and (value not in (defaults[name], None) or name in overrides)
             }
+            noted |= {name: self.value(name) for name in REPLACED if name in overrides}
         if skip := self._skip_values():
             noted |= {"skip": skip}
         ratio, scope, assign = ("", "", "") if merge is None else (f"{merge.ratio:g}", merge.scope, merge.assign)
@@ -211,7 +215,7 @@ class OurSpec:
         """`toma`, `fast:computed=10`, `fast:learned=learned.json`, or `tomesd:max_downsample=2`."""
         name, _, changes = text.strip().partition(":")
         overrides = parse_settings(text, changes)
-        known = (*PRESETS, *VARIANTS, *METHODS)
+        known = (*PRESETS, *VARIANTS, *(each for each in METHODS if not issubclass(METHODS[each], Replaced)))
         if name not in known:
             raise UsageError(f"method {name!r} is not known: {listed(known)}.{hint(name, known)}")
         spec = cls(name, tuple(overrides.items()))
@@ -260,17 +264,12 @@ class OurSpec:
             return METHODS[self.name].from_dict(given)
         own, gone = variant(self.name, **model).to_dict(), {name: LEFT_WITHOUT_EFFECT.get(name, ()) for name in given}
         values = own | {each: None for names in gone.values() for each in names} | given
-        if not any(name in given for name in REPLACED):
+        selection, unmerge = (values.pop(name, usual) for name, usual in REPLACED.items())
+        if (selection, unmerge) == tuple(REPLACED.values()):
             return Merge.from_dict(values)
-        choice = (given.get("selection", "facility-location"), given.get("unmerge", "transpose"))
-        name = choice[0] if choice[1] == "transpose" else choice[1]
-        return settings_class("toma" if choice == ("facility-location", "transpose") else name).from_dict(
-            {
-                each: value
-                for each, value in values.items()
-                if choice != ("facility-location", "transpose") or each not in REPLACED
-            }
-        )
+        name = selection if unmerge == REPLACED["unmerge"] else unmerge
+        check_one_of("selection or unmerge", name, (*REPLACED.values(), "random", "strided", "pseudo-inverse"))
+        return settings_class(name).from_dict(values)
 
     def possible(self, ratios: Iterable[float]) -> list[float | None]:
         """Those of the ratios that it can have. ToMA can have any, other methods cannot. What skips steps has the ratio

@@ -25,10 +25,8 @@ from tiny_pipelines import (
     sd15_pipeline,
     sdxl_pipeline,
 )
-from toma_lab.evaluation.run import applied
-from toma_lab.evaluation.variants import VariantSpec, variants_of
-from toma_lab.experiments.shortcuts import parse_shortcut
-from toma_lab.experiments.shortcuts.thinned import thinned
+from toma_lab.columns import ColumnSpec, columns_of, parse_shortcut
+from toma_lab.columns.thinned import thinned
 from toma_lab.pipelines.clips import ClipRequest, latents_of
 
 from toma_diffusion import UsageError
@@ -200,9 +198,9 @@ class TestPipelines:
     def test_together_with_merging(self, pipeline):
         pipe = pipeline()
         alone = run(pipe, num_inference_steps=8)
-        (variant,) = variants_of(pipe, [VariantSpec.parse("toma-stage:skip_blocks=()+timesteps:(0,1,4)")], [0.5])
-        with applied(pipe, variant, 8) as handle:
-            both = run(pipe, num_inference_steps=variant.requested_steps(8))
+        (column,) = columns_of(pipe, [ColumnSpec.parse("toma-stage:skip_blocks=()+timesteps:(0,1,4)")], [0.5])
+        with column.applied(pipe, 8) as handle:
+            both = run(pipe, num_inference_steps=column.requested_steps(8))
             assert handle.summary()
         assert torch.isfinite(both).all()
         assert not torch.equal(both, alone)
@@ -248,8 +246,8 @@ class TestMistakes:
         pipe = sd15_pipeline()
         pipe.scheduler = PNDMScheduler(**BETAS)
         with pytest.raises(UsageError, match="cannot be used with a PNDMScheduler, the scheduler of this Stable"):
-            variants_of(pipe, [VariantSpec.parse(TEXT)], [])
+            columns_of(pipe, [ColumnSpec.parse(TEXT)], [])
 
     def test_two_numbers_of_steps(self):
         with pytest.raises(UsageError, match="has several numbers of steps"):
-            VariantSpec.parse(f"steps:4+{TEXT}")
+            ColumnSpec.parse(f"steps:4+{TEXT}")

@@ -26,10 +26,8 @@ from tiny_pipelines import (
     sd15_pipeline,
     sdxl_pipeline,
 )
-from toma_lab.evaluation.run import applied
-from toma_lab.evaluation.variants import VariantSpec, variants_of
-from toma_lab.experiments.shortcuts import parse_shortcut
-from toma_lab.experiments.shortcuts.other_schedulers import other_scheduler
+from toma_lab.columns import ColumnSpec, columns_of, parse_shortcut
+from toma_lab.columns.schedulers import other_scheduler
 from toma_lab.pipelines.clips import ClipRequest, latents_of
 
 from toma_diffusion import UsageError
@@ -155,10 +153,10 @@ def test_clips(kind):
 def test_together_with_merging():
     pipe = sdxl_pipeline()
     alone = run(pipe, num_inference_steps=8)
-    spec = VariantSpec.parse("toma-stage:skip_blocks=()+solver:name=dpmpp-2m;steps=4")
-    (variant,) = variants_of(pipe, [spec], [0.5])
-    with applied(pipe, variant, 8):
-        both = run(pipe, num_inference_steps=variant.requested_steps(8))
+    spec = ColumnSpec.parse("toma-stage:skip_blocks=()+solver:name=dpmpp-2m;steps=4")
+    (column,) = columns_of(pipe, [spec], [0.5])
+    with column.applied(pipe, 8):
+        both = run(pipe, num_inference_steps=column.requested_steps(8))
     assert torch.isfinite(both).all()
     assert torch.equal(run(pipe, num_inference_steps=8), alone)
 
@@ -202,7 +200,7 @@ class TestMistakes:
     )
     def test_of_the_pipeline(self, text, pipeline, message):
         with pytest.raises(UsageError, match=message):
-            variants_of(pipeline(), [VariantSpec.parse(text)], [])
+            columns_of(pipeline(), [ColumnSpec.parse(text)], [])
 
     @pytest.mark.parametrize(
         ("scheduler", "text", "message"),

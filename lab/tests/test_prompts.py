@@ -4,7 +4,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from toma_lab.evaluation.prompts import load_prompts, paper_protocol
+from toma_lab.prompts import load_prompts, paper_protocol
 
 
 def write(path, text):

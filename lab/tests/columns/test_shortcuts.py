@@ -10,13 +10,13 @@ from diffusers import DDIMScheduler, DiffusionPipeline
 from tiny import flux_transformer, sd15_unet
 from tiny_clips import FRAMES, SIZE, clip_pipeline
 from tiny_pipelines import denoiser, embeds, flux_pipeline, run, sd3_pipeline, sd15_pipeline, sdxl_pipeline
-from toma_lab.experiments.costs import StepCosts
-from toma_lab.experiments.shortcuts import SHORTCUTS, parse_shortcut, shortcut_from_dict
-from toma_lab.experiments.shortcuts.block_caches import FirstBlockCache
-from toma_lab.experiments.shortcuts.skipped import SkippedSteps
+from toma_lab.columns import SHORTCUTS, Column, parse_shortcut, shortcut_from_dict
+from toma_lab.columns.block_caches import FirstBlockCache
+from toma_lab.columns.skipped import SkippedSteps
+from toma_lab.costs import StepCosts
 from toma_lab.pipelines.clips import ClipRequest, latents_of
 
-from toma_diffusion import UsageError, apply_toma
+from toma_diffusion import Merge, UsageError, speed_up
 
 STEPS = 8
 PACKAGES = {"deepcache": "DeepCache", "cache-dit": "cache_dit"}
@@ -60,6 +60,10 @@ def ready(pipe, text):
     return parse_shortcut(text).fitted(pipe, lambda: generate(pipe), STEPS)
 
 
+def column(text):
+    return Column("", shortcuts=(parse_shortcut(text),))
+
+
 @pytest.mark.parametrize(("pipeline", "text"), CASES)
 class TestCaches:
     def test_skips_steps_and_begins_fresh(self, pipeline, text):
@@ -90,7 +94,7 @@ class TestCaches:
         whole, cache = generate(pipe), ready(pipe, text)
         with cache.applied(pipe, STEPS):
             cached = generate(pipe)
-            with apply_toma(pipe, "toma-tile", ratio=0.5, num_regions=4, skip_blocks=()):
+            with speed_up(pipe, merge=Merge(ratio=0.5, scope="module", num_regions=4, skip_blocks=())):
                 both = generate(pipe)
         assert torch.isfinite(both).all()
         assert not torch.equal(both, cached)
@@ -292,11 +296,8 @@ class TestCacheDiT:
 
     def test_steps_cost_more_if_more_blocks_are_computed(self):
         costs = StepCosts.load("flux")
-        gains = [
-            costs.gain(20, shortcuts=[parse_shortcut(f"cache-dit:F={first};max_warmup_steps=2")], cached=0.5)
-            for first in (1, 8)
-        ]
-        same = costs.gain(20, shortcuts=[parse_shortcut("first-block-cache")], cached=0.5)
+        gains = [costs.gain(20, column(f"cache-dit:F={first};max_warmup_steps=2"), cached=0.5) for first in (1, 8)]
+        same = costs.gain(20, column("first-block-cache"), cached=0.5)
         assert gains[0] == same > gains[1] > 1
 
     @pytest.mark.parametrize(

@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toma_lab.bench.records import COLUMNS
-from toma_lab.experiments.costs import CACHED, FILE, MERGED, StepCost, StepCosts
-from toma_lab.experiments.shortcuts import parse_shortcut
+from toma_lab.columns import Column, parse_shortcut
+from toma_lab.columns.ours import Ours
+from toma_lab.costs import CACHED, FILE, MERGED, StepCost, StepCosts
+from toma_lab.rows import COLUMNS
 
-from toma_diffusion import ToDoConfig, ToMAConfig, ToMeSDConfig, UsageError
+from toma_diffusion import Merge, Skip, UsageError
+from toma_diffusion.merge.variants import variant
+from toma_diffusion.others import ToDo, ToMeSD
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-FAST = ToMAConfig.from_preset("toma-stage", skip_blocks=())
+FAST = Merge(skip_blocks=())
 HALF = StepCost("sdxl", MERGED, "toma", "toma-stage", "stage", "local", ratio=0.5, share=0.7)
 PLAN = '{"share": "plan"}'
 COSTS = StepCosts(
@@ -33,8 +36,13 @@ COSTS = StepCosts(
 )
 
 
-def changed(**changes) -> ToMAConfig:
-    return ToMAConfig.from_dict(FAST.to_dict() | changes)
+def changed(**changes) -> Merge:
+    return FAST.changed(changes)
+
+
+def column(merge=None, *shortcuts: str, name: str = "toma-stage", skip=None) -> Column:
+    own = None if merge is None and skip is None else Ours(merge=merge, skip=skip)
+    return Column(name, own, shortcuts=tuple(map(parse_shortcut, shortcuts)))
 
 
 class TestMerging:
@@ -45,42 +53,41 @@ class TestMerging:
             (changed(ratio=0.75), 2),
             (changed(window=(0.5, 1.0)), 20 / (10 + 10 * 0.7)),
             (changed(window=(0.05, 1.0)), 20 / (1 + 19 * 0.7)),
-            (changed(select_every=1, reweigh_every=1, selection="random"), 1 / 0.7),
+            (changed(select_every=10, reweigh_every=5), 1 / 0.7),
             (changed(min_tokens=512), 1 / 0.95),
-            (ToMAConfig.from_preset("toma"), 1 / 0.8),
-            (ToMAConfig.from_preset("toma", scale=1000), 1 / 0.9),
-            (ToMeSDConfig(ratio=0.5), 0.8),
+            (variant("toma"), 1 / 0.8),
+            (variant("toma").changed({"scale": 1000}), 1 / 0.9),
+            (ToMeSD(ratio=0.5), 0.8),
         ],
     )
     def test_by_hand(self, config, expected):
-        assert COSTS.gain(20, preset="toma-stage", config=config) == pytest.approx(expected)
+        assert COSTS.gain(20, column(config)) == pytest.approx(expected)
 
     @pytest.mark.parametrize(
         "config",
         [
             changed(ratio=0.3),
             changed(scope="block"),
-            changed(share="plan"),
-            changed(unmerge="pseudo-inverse"),
+            changed(share_plan=True),
             changed(skip_blocks=(0,)),
-            ToDoConfig(),
+            ToDo(),
         ],
     )
     def test_what_was_not_measured_stays_empty(self, config):
-        assert COSTS.gain(20, preset="toma-stage", config=config, blocks=14) is None
+        assert COSTS.gain(20, column(config), blocks=14) is None
 
     def test_rows_of_the_same_preset_are_preferred(self):
-        assert COSTS.gain(20, preset="other", config=FAST) == pytest.approx(10)
-        assert COSTS.gain(20, preset="third", config=FAST) == pytest.approx(1 / 0.4)  # the median of both
+        assert COSTS.gain(20, column(FAST, name="other")) == pytest.approx(10)
+        assert COSTS.gain(20, column(FAST, name="third")) == pytest.approx(1 / 0.4)  # the median of both
 
     def test_blocks_of_a_transformer_are_alike(self):
         costs = StepCosts("flux", [replace(HALF, model="flux", merged_blocks=0.8, share=0.6)])
-        assert costs.gain(4, config=changed(skip_blocks=(0, 1)), blocks=10) == pytest.approx(1 / 0.6)
-        assert costs.gain(4, config=FAST, blocks=10) == pytest.approx(1 / 0.5)
-        assert costs.gain(4, config=changed(skip_blocks=(0, 1, 2, 3)), blocks=10) == pytest.approx(1 / 0.7)
+        assert costs.gain(4, column(changed(skip_blocks=(0, 1))), blocks=10) == pytest.approx(1 / 0.6)
+        assert costs.gain(4, column(FAST), blocks=10) == pytest.approx(1 / 0.5)
+        assert costs.gain(4, column(changed(skip_blocks=(0, 1, 2, 3))), blocks=10) == pytest.approx(1 / 0.7)
 
 
-class TestPresets:
+class TestVariants:
     """On a small model, where the last block and a small grid are another part of the whole."""
 
     COSTS = StepCosts(
@@ -92,97 +99,90 @@ class TestPresets:
         ],
     )
 
-    @pytest.mark.parametrize(("preset", "expected"), [("toma-stage", 1 / 0.72), ("toma-late", 20 / (10 + 10 * 0.74))])
-    def test_a_preset_has_the_row_of_its_own_settings(self, preset, expected):
-        config = ToMAConfig.from_preset(preset)
-        assert self.COSTS.gain(20, preset=preset, config=config, blocks=14) == pytest.approx(expected)
-        assert self.COSTS.step_of_preset(preset, config).note == ""
+    @pytest.mark.parametrize(("name", "expected"), [("toma-stage", 1 / 0.72), ("toma-late", 20 / (10 + 10 * 0.74))])
+    def test_a_variant_has_the_row_of_its_own_settings(self, name, expected):
+        own = column(variant(name), name=name)
+        assert self.COSTS.gain(20, own, blocks=14) == pytest.approx(expected)
+        assert self.COSTS.step_of(own, 20).note == ""
+
+    def test_a_preset_that_merges_has_the_row_of_its_variant(self):
+        balanced = Column("balanced", Ours("balanced"))
+        assert self.COSTS.gain(4, balanced, blocks=14) == pytest.approx(4 / (2 + 2 * 0.74))
+        assert self.COSTS.gain(20, balanced, blocks=14) == pytest.approx(20 / 12)
 
     def test_it_says_which_unrelated_settings_differ(self):
-        config = ToMAConfig.from_preset("toma-stage", region_tokens=64, select_every=10, window=(0.5, 1.0))
-        assert self.COSTS.gain(20, preset="toma-stage", config=config, blocks=14) == pytest.approx(
-            20 / (10 + 10 * 0.72)
-        )
-        step = self.COSTS.step_of_preset("toma-stage", config)
+        own = column(Merge(region_tokens=64, select_every=10, window=(0.5, 1.0)))
+        assert self.COSTS.gain(20, own, blocks=14) == pytest.approx(20 / (10 + 10 * 0.72))
+        step = self.COSTS.step_of(own, 20)
         assert step.not_counted == {"region_tokens": 64, "select_every": 10}
         assert step.note.endswith("what one of toma-stage costs; not counted: region_tokens=64, select_every=10")
 
     @pytest.mark.parametrize(
-        ("preset", "changes"),
+        ("name", "changes"),
         [
             ("toma-stage", {"skip_blocks": (0, -1)}),
             ("toma-stage", {"scope": "module"}),
-            ("toma-stage", {"share": "plan"}),
+            ("toma-stage", {"share_plan": True}),
             ("toma-stage", {"ratio": 0.3}),
             ("toma-stage", {"min_tokens": 512}),
             ("toma-late", {"min_tokens": 600}),
             ("toma-tile", {}),
         ],
     )
-    def test_other_settings_have_no_row(self, preset, changes):
-        config = ToMAConfig.from_preset(preset, **changes)
-        assert self.COSTS.step_of_preset(preset, config) is None
-        assert self.COSTS.gain(20, preset=preset, config=config, blocks=14) is None
-
-    def test_other_methods_are_no_presets(self):
-        for name in ("tomesd", "toma-stage"):
-            assert COSTS.step_of_preset(name, ToMeSDConfig(ratio=0.5)) is None
+    def test_other_settings_have_no_row(self, name, changes):
+        own = column(variant(name).changed(changes), name=name)
+        assert self.COSTS.step_of(own, 20) is None
+        assert self.COSTS.gain(20, own, blocks=14) is None
 
 
 class TestShortcuts:
     def test_fewer_steps_alone_and_with_merging(self):
-        fewer = (parse_shortcut("steps:16"),)
-        assert COSTS.gain(20) == 1
-        assert COSTS.gain(20, shortcuts=fewer) == pytest.approx(1.25)
-        assert COSTS.gain(20, preset="toma-stage", config=FAST, shortcuts=fewer) == pytest.approx(1.25 / 0.7)
+        assert COSTS.gain(20, column()) == 1
+        assert COSTS.gain(20, column(None, "steps:16")) == pytest.approx(1.25)
+        assert COSTS.gain(20, column(FAST, "steps:16")) == pytest.approx(1.25 / 0.7)
 
     def test_a_step_with_a_cache_costs_what_stays_of_it(self):
-        cache = (parse_shortcut("first-block-cache"),)
-        assert COSTS.gain(20, shortcuts=cache, cached=0.5) == pytest.approx(1 / 0.55)
-        assert COSTS.gain(20, shortcuts=cache) == 1
-        both = COSTS.gain(20, preset="toma-stage", config=FAST, shortcuts=cache, cached=0.5)
+        cache = column(None, "first-block-cache")
+        assert COSTS.gain(20, cache, cached=0.5) == pytest.approx(1 / 0.55)
+        assert COSTS.gain(20, cache) == 1
+        both = COSTS.gain(20, column(FAST, "first-block-cache"), cached=0.5)
         assert both == pytest.approx(1 / (0.5 * 0.7 + 0.5 * 0.1))
 
-    def test_deepcache_by_its_branch(self):
-        assert COSTS.gain(20, shortcuts=(parse_shortcut("deepcache"),), cached=0.5) == pytest.approx(1 / 0.6)
-        assert COSTS.gain(20, shortcuts=(parse_shortcut("deepcache:branch=3"),), cached=0.5) is None
-
-    def test_caches_that_run_no_more_than_a_measured_one(self):
-        for text, known in (("magcache", True), ("taylorseer:use_lite_mode=True", True), ("taylorseer", False)):
-            gain = COSTS.gain(20, shortcuts=(parse_shortcut(text),), cached=0.5)
-            assert (gain == pytest.approx(1 / 0.55)) if known else gain is None
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("deepcache", 1 / 0.6),
+            ("deepcache:branch=3", None),
+            ("magcache", 1 / 0.55),  # they run no more than a measured one
+            ("taylorseer:use_lite_mode=True", 1 / 0.55),
+            ("taylorseer", None),
+        ],
+    )
+    def test_caches(self, text, expected):
+        gain = COSTS.gain(20, column(None, text), cached=0.5)
+        assert gain is None if expected is None else gain == pytest.approx(expected)
 
     def test_unknown_where_a_cache_meets_a_window(self):
-        late = changed(window=(0.5, 1.0))
-        shortcuts = (parse_shortcut("first-block-cache"),)
-        assert COSTS.gain(20, preset="toma-stage", config=late, shortcuts=shortcuts, cached=0.5) is None
+        late = column(changed(window=(0.5, 1.0)), "first-block-cache")
+        assert COSTS.gain(20, late, cached=0.5) is None
 
 
 class TestSkippedSteps:
     """They cost nothing."""
 
-    @pytest.mark.parametrize(
-        ("computed", "expected"), [(8, 2.5), (0.25, 4), ((0, 1, 4, 9), 5), (20, 1), (list(range(20)), 1)]
-    )
+    @pytest.mark.parametrize(("computed", "expected"), [(8, 2.5), (0.25, 4), ((0, 1, 4, 9), 5), (20, 1)])
     def test_by_hand(self, computed, expected):
-        config = ToMAConfig.from_preset("fast", computed=computed)
-        assert COSTS.gain(20, preset="fast", config=config) == pytest.approx(expected)
+        assert COSTS.gain(20, column(skip=Skip(computed=computed))) == pytest.approx(expected)
 
     def test_with_fewer_steps(self):
-        config = ToMAConfig.from_preset("fast", computed=8)
-        assert COSTS.gain(20, config=config, shortcuts=(parse_shortcut("steps:16"),)) == pytest.approx(20 / 8)
-
-    def test_too_few_steps_are_all_computed(self):
-        config = ToMAConfig.from_preset("fast", computed=8, min_steps=30)
-        assert COSTS.gain(20, config=config) == 1
+        assert COSTS.gain(20, column(None, "steps:16", skip=Skip(computed=8))) == pytest.approx(20 / 8)
 
     def test_computed_steps_may_be_merged(self):
-        config = changed(skip={"computed": [0, 1, 4, 12]}, window=(0.5, 1.0))
-        assert COSTS.gain(20, preset="toma-stage", config=config) == pytest.approx(20 / (3 + 0.7))
+        both = column(changed(window=(0.5, 1.0)), skip=Skip(computed=(0, 1, 4, 12)))
+        assert COSTS.gain(20, both) == pytest.approx(20 / (3 + 0.7))
 
     def test_unknown_together_with_a_cache(self):
-        config = ToMAConfig.from_preset("fast", computed=8)
-        assert COSTS.gain(20, config=config, shortcuts=(parse_shortcut("deepcache"),), cached=0.5) is None
+        assert COSTS.gain(20, column(None, "deepcache", skip=Skip(computed=8)), cached=0.5) is None
 
 
 class TestFile:
@@ -192,13 +192,11 @@ class TestFile:
 
     def test_gains_are_near_the_speed_ups_that_were_measured(self):
         costs = StepCosts.load("sdxl")
-        for config, expected in ((FAST, 1.409), (ToMAConfig.from_preset("toma-stage"), 1.383)):
-            assert costs.gain(10, preset="toma-stage", config=config, blocks=70) == pytest.approx(expected, abs=0.001)
-        for preset, expected in (("toma-stage", 1.383), ("toma-late", 1.156)):  # on the demo model
-            config = ToMAConfig.from_preset(preset)
-            assert costs.gain(20, preset=preset, config=config, blocks=14) == pytest.approx(expected, abs=0.001)
-        late = ToMAConfig.from_preset("toma-once", window=(0.5, 1.0))
-        assert costs.gain(10, preset="toma-late", config=late) == pytest.approx(1.17, abs=0.02)
+        for config, expected in ((FAST, 1.409), (Merge(), 1.383)):
+            assert costs.gain(10, column(config), blocks=70) == pytest.approx(expected, abs=0.001)
+        for name, expected in (("toma-stage", 1.383), ("toma-late", 1.156)):  # on the demo model
+            own = column(variant(name), name=name)
+            assert costs.gain(20, own, blocks=14) == pytest.approx(expected, abs=0.001)
 
     def test_another_model_is_refused(self):
         with pytest.raises(UsageError, match="no measured steps of 'sd15': use one of flux, sdxl"):
@@ -253,18 +251,17 @@ class TestClips:
 
     def test_regions_within_frames_have_their_own_row(self, costs):
         """As if no block were left whole: 35 of 40 save 0.35, so that 40 save 0.4."""
-        whole = costs.gain(20, preset="toma-stage", config=FAST, blocks=8)
+        whole = costs.gain(20, column(FAST), blocks=8)
         assert whole == pytest.approx(1 / 0.6)
-        assert costs.gain(20, preset="toma-stage", config=changed(region_frames=16), blocks=8) == whole
-        assert costs.gain(20, preset="toma-stage", config=changed(region_frames=1), blocks=8) == pytest.approx(1 / 0.52)
+        assert costs.gain(20, column(changed(region_frames=16)), blocks=8) == whole
+        assert costs.gain(20, column(changed(region_frames=1)), blocks=8) == pytest.approx(1 / 0.52)
         half = changed(skip_blocks=(0, 1, 2, 3))
-        assert costs.gain(20, preset="toma-stage", config=half, blocks=8) == pytest.approx(1 / 0.8)
-        assert costs.gain(20, preset="toma-stage", config=changed(ratio=0.75), blocks=8) is None
+        assert costs.gain(20, column(half), blocks=8) == pytest.approx(1 / 0.8)
+        assert costs.gain(20, column(changed(ratio=0.75)), blocks=8) is None
 
     def test_a_preset_that_merges_in_half_of_the_steps(self, costs):
-        late = ToMAConfig.from_preset("toma-late", skip_blocks=())
-        assert costs.gain(20, preset="toma-late", config=late, blocks=8) == pytest.approx(20 / (10 + 10 * 0.68))
+        late = column(variant("toma-late").changed({"skip_blocks": ()}), name="toma-late")
+        assert costs.gain(20, late, blocks=8) == pytest.approx(20 / (10 + 10 * 0.68))
 
     def test_caches(self, costs):
-        cache = (parse_shortcut("taylorseer:use_lite_mode=True"),)
-        assert costs.gain(20, shortcuts=cache, cached=0.5) == pytest.approx(1 / 0.6)
+        assert costs.gain(20, column(None, "taylorseer:use_lite_mode=True"), cached=0.5) == pytest.approx(1 / 0.6)

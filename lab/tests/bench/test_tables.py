@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tiny import sdxl_unet
 from tiny_video import build
-from toma_lab.evaluation.variants import UNMERGED, VariantSpec, variants_of
-from toma_lab.experiments.costs import StepCosts
+from toma_lab.evaluation.variants import UNMERGED, ColumnSpec, columns_of
+from toma_lab.costs import StepCosts
 
 from toma_diffusion.skip.schedule import computed_steps
 
@@ -153,7 +153,7 @@ class TestQuality:
             at = quality.Rows(tmp_path / f"quality_{model}.csv")
             common = {"steps": steps, "images": "32", "guidance": "4", "gpu": "a GPU", "commit": "abc", "blocks": "14"}
             variants = (
-                UNMERGED if part == "reference" else variants_of(sdxl_unet(), map(VariantSpec.parse, methods), [0.5])
+                UNMERGED if part == "reference" else columns_of(sdxl_unet(), map(ColumnSpec.parse, methods), [0.5])
             )
             for place, variant in enumerate(variants):
                 row = quality.row_of(part, variant, common) | {"lpips": f"{0.1 * (place + 1):.2f}"}
@@ -278,7 +278,7 @@ class TestClips:
         def write(steps: str, part: str, *methods: str, ratios: tuple[float, ...] = (0.5,)) -> None:
             at = quality.Rows(tmp_path / "quality_video.csv")
             common = {"steps": steps, "images": "16", "frames": "16", "resolution": "256x256", "blocks": "8"}
-            for place, variant in enumerate(variants_of(model, map(VariantSpec.parse, methods), ratios)):
+            for place, variant in enumerate(columns_of(model, map(ColumnSpec.parse, methods), ratios)):
                 row = quality.row_of(part, variant, common) | {"lpips": f"{0.1 * (place + 1):.2f}", "flicker": steps}
                 at.add(row | quality.gain_of(row, StepCosts("wan-480p", ())))
 
