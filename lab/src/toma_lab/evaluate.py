@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 ALL = "all"
 """In place of an item: metrics of all pictures of a column together."""
 BASE = Column(BASELINE)
+ALWAYS = ("ratio", "seconds", "speedup", "gain", "gain_source", "frames")
+"""Columns of the table besides the metrics, also if they are empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +129,7 @@ def evaluate(
     work = Evaluation(folder, pipe, metrics, state, progress, image)
     work.run(folder.plan.columns)
     if state.is_main_process:
-        folder.write_table(rows_of(folder, folder.plan.columns))
+        folder.write_table(rows_of(folder, folder.plan.columns), (*ALWAYS, *folder.plan.metrics))
     state.wait_for_everyone()
     return folder.table()
 

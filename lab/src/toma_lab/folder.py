@@ -103,9 +103,9 @@ class RunFolder(Generic[PlanT]):
         """That of a picture; None if there is none."""
         return self.rows.get(column_id=column_id, item=item.name)
 
-    def write_table(self, rows: Iterable[Row]) -> None:
-        """Replace the table."""
-        write_csv(self.path / "table.csv", rows)
+    def write_table(self, rows: Iterable[Row], columns: Iterable[str] = ()) -> None:
+        """Replace the table. It has these columns, and others that are not empty."""
+        write_csv(self.path / "table.csv", rows, columns)
 
     def table(self) -> list[Row]:
         """One row a column, in the order of the plan; without a table, none."""

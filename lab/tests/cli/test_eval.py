@@ -18,17 +18,16 @@ from run_folders import FACTS, finished_run
 from tiny_text import PROMPTS, pipeline_folder, text_pipeline
 from tiny_weights import inception_file, lpips_file
 from toma_lab.cli import app
-from toma_lab.evaluation import Plan, RunFolder, Scores
-from toma_lab.evaluation.run import evaluate
-from toma_lab.evaluation.table import rows_of
-from toma_lab.evaluation.variants import UNMERGED, VariantSpec, variants_of
+from toma_lab.columns import UNCHANGED, ColumnSpec, columns_of
+from toma_lab.evaluate import EvalFolder, EvalPlan, evaluate
 from toma_lab.metrics import MetricSet
 from toma_lab.pipelines import checkpoints
 from toma_lab.pipelines.checkpoints import load_pipeline
 from toma_lab.pipelines.generation import read_settings
+from toma_lab.runner import Maker
+from toma_lab.table import rows_of
 from typer.testing import CliRunner
 
-SRC = Path(__file__).parents[2] / "src"
 STEPS = 8
 TIMES = ("seconds", "speedup", "gain", "date")
 """Columns in which two runs of the same command may differ."""
@@ -83,6 +82,10 @@ def whole(command, tmp_path_factory):
     return output, result.output
 
 
+def measured(folder, column, item, **cells) -> None:
+    folder.rows.add({"column_id": column.column_id, "item": item.name, **cells})
+
+
 def lasting(output: Path) -> list[dict[str, str]]:
     """The table without what depends on the clock."""
     with (output / "table.csv").open(newline="") as file:
@@ -90,13 +93,20 @@ def lasting(output: Path) -> list[dict[str, str]]:
 
 
 def run(command: list[str]) -> subprocess.Popen:
-    environment = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment)  # pytest shows what it prints if a test fails
 
 
 def wait_for(process: subprocess.Popen, output: Path, pattern: str, count: int) -> None:
     """Until there are so many files, however long a busy machine takes."""
     while len(list(output.glob(pattern))) < count:
+        assert process.poll() is None, "it ended too early"
+        time.sleep(0.01)
+
+
+def wait_until_scored(process: subprocess.Popen, output: Path) -> None:
+    """Until some pictures have a distance."""
+    while "psnr" not in (output / "rows.jsonl").read_text():
         assert process.poll() is None, "it ended too early"
         time.sleep(0.01)
 
@@ -119,12 +129,12 @@ class TestTable:
         ]
         assert {row["images"] for row in rows} == {"6"}
         assert {row["resolution"] for row in rows} == {"64x64"}
-        assert rows[2]["settings"] == '{"num_regions":4,"reweigh_every":1,"select_every":1,"skip_blocks":[-1]}'
+        assert rows[2]["settings"] == '{"num_regions":4,"skip_blocks":[-1]}'
 
     def test_figures(self, whole):
-        baseline, floor, half, more, *_ = RunFolder(whole[0]).table()
+        baseline, floor, half, more, *_ = EvalFolder(whole[0]).table()
         assert baseline["speedup"] == "1.0000"
-        assert {baseline[name] for name in ("mse", "psnr", "ssim", "lpips", "dino", "clip_t")} == {""}
+        assert {baseline[name] for name in ("mse", "psnr", "ssim", "lpips")} == {""}
         assert baseline["fid"]
         assert float(floor["mse"]) < 0.5 < float(half["mse"]) < float(more["mse"])
         assert float(floor["lpips"]) < float(half["lpips"])
@@ -132,38 +142,36 @@ class TestTable:
         assert '"lpips":"lpips.safetensors ' in half["sources"]
 
     def test_figures_are_means_of_the_images(self, whole):
-        folder = RunFolder(whole[0])
-        variant = folder.plan.variants[2]
-        scores = folder.scores(variant)
-        assert list(scores) == [item.name for item in folder.plan.items]
-        expected = sum(each["mse"] for each in scores.values()) / 6
+        folder = EvalFolder(whole[0])
+        variant = folder.plan.columns[2]
+        expected = sum(folder.item_row(variant, item)["mse"] for item in folder.plan.items) / 6
         assert float(folder.table()[2]["mse"]) == pytest.approx(expected, rel=1e-4)
 
     def test_one_image_like_its_reference_does_not_make_psnr_infinite(self, tmp_path):
         folder = finished_run(tmp_path / "run")
-        variant, (first, second) = folder.plan.variants[2], folder.plan.items
+        column, (first, second) = folder.plan.columns[2], folder.plan.items
         for item, psnr in ((first, 30.0), (second, math.inf)):
-            folder.write_item_scores(variant, item, Scores({"psnr": psnr}, {"psnr": ""}))
+            measured(folder, column, item, psnr=psnr)
         # Half the squared error of the one that differs: 3 dB more.
-        assert float(rows_of(folder)[2]["psnr"]) == pytest.approx(33.01, abs=0.01)
-        folder.write_item_scores(variant, first, Scores({"psnr": math.inf}, {"psnr": ""}))
-        assert rows_of(folder)[2]["psnr"] == "inf"
+        assert float(rows_of(folder, [column])[0]["psnr"]) == pytest.approx(33.01, abs=0.01)
+        measured(folder, column, first, psnr=math.inf)
+        assert rows_of(folder, [column])[0]["psnr"] == "inf"
 
     def test_images_contain_their_settings(self, whole):
-        folder = RunFolder(whole[0])
-        variant, item = folder.plan.variants[3], folder.plan.items[5]
-        settings = read_settings(folder.image_path(variant, item))
+        folder = EvalFolder(whole[0])
+        column, item = folder.plan.columns[3], folder.plan.items[5]
+        settings = read_settings(folder.picture(column, item))
         assert (settings["prompt"], settings["seed"], settings["steps"]) == (item.prompt, item.seed, STEPS)
-        assert settings["variant"]["config"]["ratio"] == 0.75
-        assert settings["seconds"] == folder.scores(variant)[item.name]["seconds"]
+        assert settings["column"]["own"]["merge"]["settings"]["ratio"] == 0.75
+        assert settings["seconds"] == folder.item_row(column, item)["seconds"]
 
     def test_variants_take_turns(self, whole):
         """Item by item, and each item begins with another variant."""
-        plan = RunFolder(whole[0]).plan
+        plan = EvalFolder(whole[0]).plan
         in_order = sorted(times_of(whole[0]).items(), key=lambda each: each[1])
-        count = len(plan.variants)
+        count = len(plan.columns)
         assert [(path.stem, path.parent.name) for path, _ in in_order] == [
-            (item.name, plan.variants[(number + turn) % count].slug)
+            (item.name, plan.columns[(number + turn) % count].column_id)
             for number, item in enumerate(plan.items)
             for turn in range(count)
         ]
@@ -171,27 +179,21 @@ class TestTable:
     def test_a_speed_up_is_the_median_of_paired_ratios(self, tmp_path):
         """A busy machine slows both times of an image: the medians of the times would give 1.0, the pairs give 2.0."""
         folder = finished_run(tmp_path / "run", seeds=(0, 1, 2))
-        variant = folder.plan.variants[2]
+        column = folder.plan.columns[2]
         for item, baseline, own in zip(folder.plan.items, (8.0, 80.0, 8.0), (4.0, 40.0, 8.0), strict=True):
-            folder.write_item_scores(folder.plan.baseline, item, Scores({"seconds": baseline}, {}))
-            folder.write_item_scores(variant, item, Scores({"seconds": own}, {}))
-        rows = rows_of(folder)
+            measured(folder, folder.plan.columns[0], item, seconds=baseline)
+            measured(folder, column, item, seconds=own)
+        rows = rows_of(folder, folder.plan.columns)
         assert (rows[0]["speedup"], rows[0]["seconds"]) == ("1.0000", "8")
         assert (rows[2]["speedup"], rows[2]["seconds"]) == ("2.0000", "8")
-
-    def test_without_all_times_there_is_no_speed_up(self, tmp_path):
-        folder = finished_run(tmp_path / "run")
-        variant = folder.plan.variants[2]
-        folder.write_item_scores(variant, folder.plan.items[0], Scores({"psnr": 30.0}, {}))
-        assert rows_of(folder)[2]["speedup"] == ""
 
     def test_every_variant_is_warmed_up_once(self, tmp_path):
         pipe = load_pipeline(str(pipeline_folder()), "cpu")
         decoded = []
         pipe.vae.decoder.register_forward_hook(lambda *_: decoded.append(1))
-        merged = variants_of(pipe.unet, [VariantSpec.parse("tomesd")], [0.25, 0.5])
-        plan = Plan(model="", prompts=PROMPTS, seeds=(0,), variants=(*UNMERGED, *merged), metrics=(), steps=1)
-        folder = RunFolder.start(tmp_path / "run", plan, FACTS)
+        merged = columns_of(pipe.unet, [ColumnSpec.parse("tomesd")], [0.25, 0.5])
+        plan = EvalPlan(model="", prompts=PROMPTS, seeds=(0,), columns=(*UNCHANGED, *merged), steps=1)
+        folder = EvalFolder.start(tmp_path / "run", plan, FACTS)
         evaluate(folder, pipe, MetricSet(), PartialState(cpu=True))
         assert len(decoded) == 4 * len(PROMPTS) + 4
 
@@ -203,10 +205,10 @@ class TestTable:
 
 class TestAgain:
     def test_nothing_is_done_twice(self, whole, command):
-        before, rows = times_of(whole[0]), RunFolder(whole[0]).table()
+        before, rows = times_of(whole[0]), EvalFolder(whole[0]).table()
         assert invoke(command(whole[0])).exit_code == 0
         assert times_of(whole[0]) == before
-        assert RunFolder(whole[0]).table() == rows
+        assert EvalFolder(whole[0]).table() == rows
 
     def test_weights_may_come_later(self, command, tmp_path, given):
         arguments = command(tmp_path / "run")
@@ -214,11 +216,11 @@ class TestAgain:
         few = ["--methods", "toma-stage", "--ratios", "0.5", "--seeds", "0", "--steps", "1", "--metrics", "psnr,lpips"]
         first = invoke([*arguments[:here], str(given / "gone"), *arguments[here + 1 :], *few])
         assert first.exit_code == 0, first.output
-        assert "Left out: lpips: there is no file" in first.output
-        without = RunFolder(tmp_path / "run").table()[2]
+        assert "gone' cannot be read" in first.output
+        without = EvalFolder(tmp_path / "run").table()[2]
         assert (without["lpips"], bool(without["psnr"])) == ("", True)
         assert invoke([*arguments, *few]).exit_code == 0
-        table = RunFolder(tmp_path / "run").table()[2]
+        table = EvalFolder(tmp_path / "run").table()[2]
         assert table["lpips"]
         assert table["psnr"] == without["psnr"]
 
@@ -229,7 +231,7 @@ class TestAgain:
         result = invoke([*command(tmp_path / "run"), *few, "--real-images", str(tmp_path / "real")])
         assert result.exit_code == 0, result.output
         assert "broken.png' cannot be read" in result.output
-        row = RunFolder(tmp_path / "run").table()[2]
+        row = EvalFolder(tmp_path / "run").table()[2]
         assert (row["fid"], bool(row["psnr"])) == ("", True)
 
     def test_a_model_trained_anew_in_the_same_folder_is_another(self, whole, command, tmp_path):
@@ -255,6 +257,7 @@ class TestAgain:
             (("--size", "100"), "resolution '100' is not allowed"),
             (("--device", "gpu"), "device 'gpu' is not known"),
             (("--seeds", str(2**64)), "seed=18446744073709551616 is not allowed"),
+            (("--guidance", "nan"), "--guidance nan is not allowed: it must be a number"),
         ],
     )
     def test_mistakes_are_named(self, more, message, command, tmp_path):
@@ -263,11 +266,43 @@ class TestAgain:
         assert message in result.output
         assert not (tmp_path / "run").exists()
 
-    def test_a_file_in_the_folder_s_place(self, command, tmp_path):
-        (tmp_path / "run").touch()
-        result = invoke(command(tmp_path / "run"))
+    def test_two_commands_do_not_work_in_one_folder(self, whole, command):
+        with EvalFolder(whole[0]).locked():
+            result = invoke(command(whole[0]))
         assert result.exit_code == 2
-        assert "run.json' cannot be written: " in result.output
+        assert "another process is at work in" in result.output
+
+    def test_what_had_no_memory_is_tried_again_by_the_same_command(self, command, tmp_path, monkeypatch):
+        few = ["--methods", "steps:1,tomesd", "--ratios", "0.5", "--seeds", "0", "--steps", "2", "--metrics", "psnr"]
+        make = Maker.make
+
+        def full(maker, column, requests):
+            if column.name == "tomesd":
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return make(maker, column, requests)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Maker, "make", full)
+            result = invoke(command(tmp_path / "run", *few))
+        assert result.exit_code == 1
+        assert "Failed: tomesd 0.5: OutOfMemoryError: CUDA out of memory" in result.output
+        assert "3 images failed; the same command tries them again." in result.output
+        before = times_of(tmp_path / "run")
+        assert [bool(row["psnr"]) for row in EvalFolder(tmp_path / "run").table()] == [False, True, True, False]
+        assert invoke(command(tmp_path / "run", *few)).exit_code == 0
+        assert before.items() <= times_of(tmp_path / "run").items()
+        assert EvalFolder(tmp_path / "run").table()[3]["psnr"]
+
+    def test_a_bug_ends_the_command(self, command, tmp_path, monkeypatch):
+        monkeypatch.setattr(Maker, "make", lambda *_: 1 / 0)
+        assert isinstance(invoke(command(tmp_path / "run")).exception, ZeroDivisionError)
+
+    def test_ratios_that_nobody_asked_for_are_not_spoken_of(self, command, tmp_path):
+        arguments = command(tmp_path / "run", "--methods", "todo,fast", "--seeds", "0", "--metrics", "mse")
+        here = arguments.index("--ratios")
+        result = invoke([*arguments[:here], *arguments[here + 2 :]])
+        assert result.exit_code == 0, result.output
+        assert "Left out" not in result.output
 
 
 SHORTCUTS = (
@@ -292,7 +327,7 @@ def batched(command, tmp_path_factory):
 class TestShortcutsAndBatches:
     def test_a_batch_gives_the_same_figures_up_to_rounding(self, batched, command, tmp_path):
         assert invoke(command(tmp_path / "run", *SHORTCUTS)).exit_code == 0
-        together, alone = RunFolder(batched).table(), RunFolder(tmp_path / "run").table()
+        together, alone = EvalFolder(batched).table(), EvalFolder(tmp_path / "run").table()
         assert [row["method"] for row in together] == ["baseline", "noise floor", "steps", "tomesd", "toma-stage+steps"]
         for one, other in zip(together, alone, strict=True):
             if one["method"] in ("steps", "toma-stage+steps"):  # ToMeSD draws its random numbers once for a batch
@@ -300,19 +335,19 @@ class TestShortcutsAndBatches:
                 assert float(one["psnr"]) == pytest.approx(float(other["psnr"]), rel=0.01)
 
     def test_fewer_steps_are_in_the_image(self, batched):
-        folder = RunFolder(batched)
-        fewer = next(variant for variant in folder.plan.variants if variant.title == "6 steps")
-        settings = read_settings(folder.image_path(fewer, folder.plan.items[0]))
+        folder = EvalFolder(batched)
+        fewer = next(column for column in folder.plan.columns if column.title == "6 steps")
+        settings = read_settings(folder.picture(fewer, folder.plan.items[0]))
         assert (settings["steps"], settings["batch"], folder.plan.steps) == (6, 4, STEPS)
 
     def test_the_gain_is_measured_unless_a_large_model_is_named(self, batched, command, tmp_path):
-        for row in RunFolder(batched).table():
+        for row in EvalFolder(batched).table():
             assert (row["gain"], row["gain_source"]) == (row["speedup"], "measured")
         methods = "steps:4,toma-stage,toma-late:region_tokens=64"
         few = ("--methods", methods, "--ratios", "0.5", "--seeds", "0", "--metrics", "psnr")
         result = invoke(command(tmp_path / "run", *few, "--time-of", "sdxl"))
         assert result.exit_code == 0, result.output
-        baseline, floor, fewer, fast, balanced = RunFolder(tmp_path / "run").table()
+        baseline, floor, fewer, fast, balanced = EvalFolder(tmp_path / "run").table()
         assert (baseline["gain"], floor["gain"], fewer["gain"]) == ("1.0000", "", "2.0000")
         assert float(fast["gain"]) == pytest.approx(1.39, abs=0.02)
         assert float(balanced["gain"]) == pytest.approx(1.16, abs=0.02)
@@ -325,18 +360,8 @@ class TestShortcutsAndBatches:
         few = ("--methods", "deepcache:interval=2", "--seeds", "0", "--metrics", "psnr", "--batch", "3")
         result = invoke(command(tmp_path / "run", *few, "--time-of", "sdxl"))
         assert result.exit_code == 0, result.output
-        cached = RunFolder(tmp_path / "run").table()[2]
+        cached = EvalFolder(tmp_path / "run").table()[2]
         assert (cached["method"], cached["skipped"]) == ("deepcache", "0.5")
-
-    def test_a_batch_that_lost_an_image_is_generated_again_as_it_was(self, batched, command):
-        folder = RunFolder(batched)
-        rows, before = lasting(batched), times_of(batched)
-        tomesd = next(variant for variant in folder.plan.variants if variant.name == "tomesd")
-        folder.image_path(tomesd, folder.plan.items[1]).unlink()
-        assert invoke(command(batched, *SHORTCUTS, "--batch", "4")).exit_code == 0
-        changed = [path.stem for path, when in times_of(batched).items() if before[path] != when]
-        assert sorted(changed) == sorted(item.name for item in folder.plan.items[:4])
-        assert lasting(batched) == rows
 
     @pytest.mark.parametrize(
         ("more", "message"),
@@ -370,7 +395,7 @@ def test_the_defaults_are_those_of_the_model(model, more, expected, tmp_path, mo
         ["eval", "--model", model, "--prompts", str(prompts), "--metrics", "mse", "--output", str(output), *more]
     )
     assert result.exit_code == 0, result.output
-    plan = RunFolder(output).plan
+    plan = EvalFolder(output).plan
     assert (plan.model, plan.steps, plan.guidance) == (model, *expected)
 
 
@@ -381,7 +406,7 @@ def test_a_table_of_the_paper(command, tmp_path):
         del arguments[here : here + 2]
     result = invoke([*arguments, "--paper", "table6", "--steps", "1", "--seeds", "0", "--metrics", "mse"])
     assert result.exit_code == 0, result.output
-    folder = RunFolder(tmp_path / "run")
+    folder = EvalFolder(tmp_path / "run")
     assert folder.plan.paper == "table6"
     assert ["transpose" in folder.table()[2]["settings"], "pseudo-inverse" in folder.table()[3]["settings"]] == [
         True
@@ -416,7 +441,7 @@ def test_killed_runs_are_finished_with_the_same_table(whole, command, tmp_path):
         *("-m", "toma_lab.cli", *command(output)),
     ]
     launcher = run(launch)
-    wait_for(launcher, output, "scores/*/*.json", 3)
+    wait_until_scored(launcher, output)
     workers = [child for child in psutil.Process(launcher.pid).children() if "LOCAL_RANK" in child.environ()]
     assert {worker.environ()["LOCAL_RANK"] for worker in workers} == {"0", "1"}
     next(worker for worker in workers if worker.environ()["LOCAL_RANK"] == "1").kill()

@@ -9,7 +9,7 @@ from PIL import Image
 from tiny_clips import FRAMES, SIZE, array, clip_folder
 from tiny_text import PROMPTS, pipeline_folder
 from toma_lab.cli import app
-from toma_lab.evaluation import RunFolder
+from toma_lab.evaluate import EvalFolder
 from toma_lab.pipelines.clips import read_clip
 from toma_lab.pipelines.generation import read_settings
 from typer.testing import CliRunner
@@ -37,10 +37,10 @@ def run(prompts, tmp_path_factory):
     chosen = ("--frames", FRAMES, "--metrics", "psnr,ssim,flicker,fid")
     result = invoke(prompts, folder, *METHODS, *chosen)
     assert result.exit_code == 0, result.output
-    return RunFolder(folder), result.output, chosen
+    return EvalFolder(folder), result.output, chosen
 
 
-def rows(folder: RunFolder) -> dict[str, dict[str, str]]:
+def rows(folder: EvalFolder) -> dict[str, dict[str, str]]:
     with (folder.path / "table.csv").open(newline="") as file:
         return {row["method"]: row for row in csv.DictReader(file)}
 
@@ -63,23 +63,24 @@ def test_the_table(run):
 def test_the_clips_are_lossless_and_hold_their_settings(run):
     folder, _, _ = run
     plan = folder.plan
-    for variant in plan.variants:
-        path = folder.image_path(variant, plan.items[1])
+    for column in plan.columns:
+        path = folder.picture(column, plan.items[1])
         clip, settings = read_clip(path), read_settings(path)
         assert array(clip).shape == (FRAMES, SIZE[1], SIZE[0], 3)
         assert (settings["prompt"], settings["frames"], settings["fps"]) == (PROMPTS[1], FRAMES, 16.0)
-        assert settings["variant"] == json.loads(json.dumps(variant.to_dict()))
-    baseline, merged = (array(read_clip(folder.image_path(plan.variants[i], plan.items[0]))) for i in (0, 2))
+        assert settings["column"] == json.loads(json.dumps(column.to_dict()))
+    baseline, merged = (array(read_clip(folder.picture(plan.columns[i], plan.items[0]))) for i in (0, 2))
     expected = np.abs(np.diff(merged.astype(float), axis=0) - np.diff(baseline.astype(float), axis=0)).mean()
-    assert folder.item_scores(plan.variants[2], plan.items[0]).values["flicker"] == pytest.approx(expected, rel=1e-4)
+    assert folder.item_row(plan.columns[2], plan.items[0])["flicker"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_same_command_goes_on_where_it_was(run, prompts):
     folder, _, chosen = run
-    paths = [folder.image_path(variant, item) for variant in folder.plan.variants for item in folder.plan.items]
+    paths = [folder.picture(column, item) for column in folder.plan.columns for item in folder.plan.items]
     before, table = [path.read_bytes() for path in paths], rows(folder)
     (folder.path / "table.csv").unlink()
-    (folder.path / "scores" / folder.plan.variants[2].slug / f"{folder.plan.items[0].name}.json").unlink()
+    lines = (folder.path / "rows.jsonl").read_text().splitlines(keepends=True)
+    (folder.path / "rows.jsonl").write_text("".join(lines[:-2]) + lines[-2][:40])  # killed while it scored
     kept = [path.stat().st_mtime_ns for path in paths]
     result = invoke(prompts, folder.path, *METHODS, *chosen)
     assert result.exit_code == 0, result.output
@@ -102,7 +103,7 @@ def test_clips_that_begin_with_an_image(prompts, tmp_path):
     model, folder = str(clip_folder("image")), tmp_path / "run"
     result = invoke(prompts, folder, *chosen, "--image", tmp_path / "orange.png", model=model)
     assert result.exit_code == 0, result.output
-    assert float(rows(RunFolder(folder))["steps"]["flicker"]) > 0
+    assert float(rows(EvalFolder(folder))["steps"]["flicker"]) > 0
     assert str(tmp_path) not in (folder / "run.json").read_text()
     result = invoke(prompts, folder, *chosen, "--image", tmp_path / "blue.png", model=model)
     assert result.exit_code == 2
@@ -115,7 +116,7 @@ def test_the_report_plays_them_side_by_side(run):
     assert result.exit_code == 0, result.output
     page = (folder.path / "report.html").read_text(encoding="utf-8")
     assert "2 clips of 64×48 pixels and 9 frames for each method" in page
-    assert page.count('data-frames="9"') == 2 * len(folder.plan.variants)
+    assert page.count('data-frames="9"') == 2 * len(folder.plan.columns)
     assert 'id="left"' in page
     assert 'id="right"' in page
     assert "seconds per clip" in page

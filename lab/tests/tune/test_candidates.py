@@ -4,6 +4,7 @@ import pytest
 from run_folders import FACTS
 from tiny import flux_transformer, sdxl_unet
 from tiny_clips import clip_pipeline
+from toma_lab.folder import write_json
 from toma_lab.tune.candidates import (
     CANDIDATES,
     WITHIN_FRAMES,
@@ -12,10 +13,11 @@ from toma_lab.tune.candidates import (
     open_candidates,
     texts_of,
 )
-from toma_lab.tune.folder import TuneFolder, write_json
+from toma_lab.tune.folder import TuneFolder
 from toma_lab.tune.plan import TunePlan
 
-from toma_diffusion import Grid, UsageError
+from toma_diffusion import UsageError
+from toma_diffusion.merge import Grid
 
 
 def test_what_computes_the_same_steps_is_one_candidate():
@@ -29,21 +31,17 @@ def test_what_computes_the_same_steps_is_one_candidate():
 
 
 def test_what_makes_nothing_faster_is_left_out():
-    texts = ["fast+steps:3", "fast:computed=95%", "fast:computed=(0,1,2,3)", "toma-late:ratio=0;computed=4", "fast"]
-    found = open_candidates(sdxl_unet(), texts, 4)
+    found = open_candidates(sdxl_unet(), ["fast+steps:3", "fast:computed=95%", "fast:computed=(0,1,2,3)", "fast"], 4)
     assert [each.title for each in found.columns] == ["fast"]
     assert found.left_out[0] == "fast+steps:3: nothing is merged or skipped in a generation of 3 steps."
-    assert len(found.left_out) == 4
+    assert len(found.left_out) == 3
 
 
 def test_candidates_of_another_version_must_be_searched_again(tmp_path):
     plan = TunePlan(model="", model_class="", prompts=("an apple",), steps=8)
     folder = TuneFolder.start(tmp_path / "run", plan, FACTS)
-    older = {"name": "fast", "config": {"ratio": 0.0, "reuse": {"period": 2}}, "overrides": []}
-    write_json(folder.candidates_path, {"variants": [older], "left_out": []})
-    with pytest.raises(
-        UsageError, match=r"candidates\.json' is of another version \('reuse' is not a field.*search again"
-    ):
+    write_json(folder.candidates_path, {"columns": [{"name": "fast", "config": None}], "left_out": []})
+    with pytest.raises(UsageError, match=r"candidates\.json' is of another version .*search again"):
         Candidates.read(folder)
 
 
