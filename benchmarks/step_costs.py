@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from toma_lab.experiments.costs import BLOCKS, CACHED, FILE, MERGED, SMALLEST_GRID, TIME_SETTINGS, StepCost
-from toma_lab.experiments.shortcuts import SHORTCUTS
-from toma_lab.experiments.shortcuts.block_caches import FirstBlockCache
-from toma_lab.experiments.shortcuts.deepcache import DeepCache
+from toma_lab.costs import BLOCKS, CACHED, FILE, MERGED, SMALLEST_GRID, TIME_SETTINGS, StepCost
+from toma_lab.columns import SHORTCUTS
+from toma_lab.columns.block_caches import FirstBlockCache
+from toma_lab.columns.deepcache import DeepCache
 
 from toma_diffusion.merge.schedule import Schedule
 from toma_diffusion.others import METHODS
@@ -114,7 +114,7 @@ def deepcache_costs(model: str) -> Iterator[StepCost]:
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["model"] == model:
-                name = DeepCache(branch=int(row["branch"])).skipped_step
+                name = DeepCache.from_settings({"branch": int(row["branch"])}).skipped_step
                 share = float(row["skipped_ms"]) / float(row["whole_ms"])
                 yield StepCost(model=model, kind=CACHED, method=name, share=round(share, 4), source=row["commit"])
 

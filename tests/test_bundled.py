@@ -25,7 +25,7 @@ from toma_lab.pipelines.checkpoints import (
 )
 from toma_lab.pipelines.clips import ClipRequest, generate_clip
 from toma_lab.pipelines.generation import ImageRequest, generate_image, generate_images, makes_clips
-from toma_lab.tune.prompts import built_in_prompts
+from toma_lab.prompts import built_in_prompts
 
 from toma_diffusion import apply_toma
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_text import pipeline_folder
 from tiny_weights import lpips_file
-from toma_lab.evaluation.variants import VariantSpec
+from toma_lab.columns import ColumnSpec
 from toma_lab.pipelines.checkpoints import load_pipeline
 from toma_lab.pipelines.generation import ImageRequest
 
@@ -52,7 +52,7 @@ def test_every_method_can_be_asked_for_once(quality, steps):
     at = quality.Conditions(steps, has_guidance=True, computed=COMPUTED)
     for part in (*quality.PARTS.values(), *quality.CLIP_PARTS.values()):
         methods = quality.methods_of(part, at, "skip_blocks=()")
-        assert len({VariantSpec.parse(method) for method in methods}) == len(methods) > 0
+        assert len({ColumnSpec.parse(method) for method in methods}) == len(methods) > 0
 
 
 def test_changes_are_made_where_they_count(quality):

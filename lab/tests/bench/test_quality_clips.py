@@ -13,7 +13,7 @@ import pytest
 from tiny_clips import FRAMES, SIZE, clip_folder
 from tiny_text import pipeline_folder
 from tiny_weights import lpips_file
-from toma_lab.evaluation.variants import VariantSpec
+from toma_lab.columns import ColumnSpec
 from toma_lab.metrics import ClipSample, Weights, open_metrics
 from toma_lab.pipelines.checkpoints import load_pipeline
 from toma_lab.pipelines.clips import ClipRequest, generate_clips
@@ -159,7 +159,7 @@ def test_what_fails_stops_nothing_else(quality, tmp_path, monkeypatch, capsys):
 def test_fewer_methods_where_there_is_no_sweep(quality):
     for part in quality.CLIP_PARTS.values():
         everything, chosen = (
-            {VariantSpec.parse(each) for each in quality.methods_of(part, quality.Conditions(20, True, sweep), "")}
+            {ColumnSpec.parse(each) for each in quality.methods_of(part, quality.Conditions(20, True, sweep), "")}
             for sweep in (True, False)
         )
         assert chosen <= everything

@@ -9,7 +9,7 @@ from tiny_text import pipeline_folder
 from tiny_weights import lpips_file
 from toma_lab.cli import app
 from toma_lab.cli.demo import PROMPTS
-from toma_lab.evaluation import RunFolder
+from toma_lab.evaluate import EvalFolder
 from typer.testing import CliRunner
 
 TITLES = ["baseline", "balanced", "fast", "toma-stage 0.5", "2 steps"]
@@ -29,7 +29,7 @@ def test_everything_is_written_and_explained(tmp_path):
     output = tmp_path / "demo"
     result = invoke("--steps", "3", "--output", str(output))
     assert result.exit_code == 0, result.output
-    assert [variant.title for variant in RunFolder(output).plan.variants] == TITLES
+    assert [column.title for column in EvalFolder(output).plan.columns] == TITLES
     for word in (*TITLES, "speed-up", "PSNR", "SSIM"):
         assert word in result.output
     page = (output / "report.html").read_text()
@@ -59,7 +59,7 @@ def test_everything_is_written_and_explained(tmp_path):
     assert "holds a run with other settings" in refused.output
     (output / "mine.txt").write_text("stays")
     assert invoke("--steps", "1", "--output", str(output), "--fresh").exit_code == 0
-    assert RunFolder(output).plan.steps == 1
+    assert EvalFolder(output).plan.steps == 1
     assert (output / "mine.txt").exists()
 
 

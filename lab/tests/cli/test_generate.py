@@ -25,7 +25,8 @@ def test_the_image_and_all_its_settings(tmp_path):
     settings = read_settings(output)
     assert settings["prompt"] == "a red apple"
     assert (settings["seed"], settings["steps"], settings["method"]) == (3, 2, "toma-stage:num_regions=4")
-    assert (settings["variant"]["config"]["num_regions"], settings["variant"]["config"]["ratio"]) == (4, 0.25)
+    merge = settings["column"]["own"]["merge"]["settings"]
+    assert (merge["num_regions"], merge["ratio"]) == (4, 0.25)
     assert settings["torch"]
     assert settings["model"] == pipeline_folder().name  # not its path
     assert str(pipeline_folder().parent).encode() not in output.read_bytes()
@@ -68,7 +69,7 @@ def test_the_default_says_what_it_skipped(tmp_path):
 def test_other_methods_and_their_own_ratio(tmp_path):
     result = invoke("--preset", "todo", "--output", str(tmp_path / "image.png"))
     assert result.exit_code == 0, result.output
-    assert read_settings(tmp_path / "image.png")["variant"]["config"]["ratio"] == 0.75
+    assert read_settings(tmp_path / "image.png")["column"]["own"]["merge"]["settings"]["ratio"] == 0.75
 
 
 def test_a_ratio_alone_merges(tmp_path):
@@ -123,9 +124,9 @@ def test_brackets_in_a_name_are_no_markup(tmp_path):
         (["--output", "image.jpg"], "'image.jpg' has an ending that is not supported"),
         (["--ratio", "1.5"], "ratio=1.5 is not allowed"),
         (["--preset", "fats"], "Did you mean 'fast'?"),
-        (["--preset", "todo", "--ratio", "0.5"], "todo cannot have ratio 0.5"),
-        (["--preset", "fast", "--ratio", "0.75"], "ratio 0.75 of fast"),
-        (["--preset", "steps:1", "--ratio", "0.5"], "steps merges no tokens: leave --ratio 0.5 out"),
+        (["--preset", "todo", "--ratio", "0.5"], "ratio=0.5 is not allowed"),
+        (["--preset", "fast", "--ratio", "0.75"], "fast has no ratio that can be set"),
+        (["--preset", "steps:1", "--ratio", "0.5"], "steps has no ratio that can be set: leave --ratio 0.5 out"),
         (["--guidance", "nan"], "guidance=nan is not allowed"),
         (["--steps", "0"], "steps=0 is not allowed"),
         (["--model", "nowhere"], "'nowhere' is not known"),

@@ -39,7 +39,7 @@ def test_a_clip_and_all_its_settings(tmp_path):
     settings = json.loads(settings_path(output).read_text())
     assert (settings["prompt"], settings["seed"], settings["steps"]) == ("a red apple", 3, 2)
     assert (settings["frames"], settings["fps"], settings["method"]) == (FRAMES, 8.0, MERGING[1])
-    assert settings["variant"]["config"]["num_regions"] == 4
+    assert settings["column"]["own"]["merge"]["settings"]["num_regions"] == 4
     assert settings["model"] == clip_folder().name  # not its path
     assert str(clip_folder().parent).encode() not in output.read_bytes()
 
@@ -65,7 +65,7 @@ def test_compared_with_the_unmerged_clip(tmp_path):
     assert np.abs(left - original).mean() < 6
     assert np.abs(right - merged).mean() < 6
     of_original = json.loads((tmp_path / "both-original.mp4.json").read_text())
-    assert of_original["variant"] is None
+    assert of_original["column"] is None
     assert float(json.loads((tmp_path / "both.mp4.json").read_text())["psnr"]) > 0
 
 

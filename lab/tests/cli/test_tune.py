@@ -7,24 +7,24 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from test_page import Elements
 from tiny_text import PROMPTS, pipeline_folder, text_pipeline
 from tiny_weights import lpips_file
 from toma_lab.cli import app
 from toma_lab.pipelines.generation import ImageRequest, generate_image, read_settings
-from toma_lab.tune.folder import Measurement, TuneFolder
+from toma_lab.runner import Maker
+from toma_lab.tune.folder import TuneFolder
 from toma_lab.tune.outcome import Outcome
 from typer.testing import CliRunner
 
-from toma_diffusion import apply_toma
+from toma_diffusion import speed_up
 from toma_diffusion.tuned import Tuned
 
-SRC = Path(__file__).parents[2] / "src"
 STEPS = 4
 SPEEDS = {"3 steps": 1.3, "2 steps": 2.0, "toma-stage 0.5, num_regions=4": 1.5}
 METHODS = "steps:75%,toma-stage:num_regions=4@0.5,steps:50%,first-block-cache:threshold=0.1"
@@ -48,10 +48,9 @@ def set_speeds(folder: TuneFolder, speeds: dict[str, float]) -> None:
     """Replace the times, which depend on the machine: speed-ups by the titles of candidates."""
     for result in Outcome.read(folder).results:
         for item in (*folder.plan.items, *folder.plan.final_items):
-            found = folder.measurement(result.variant, item)
-            if found is not None:
-                timed = replace(found, seconds=1.0, original_seconds=speeds[result.variant.title])
-                folder.write_measurement(result.variant, item, timed)
+            if folder.measured(result.column, item) is not None:
+                cells = {"seconds": 1.0, "baseline_seconds": speeds[result.column.title]}
+                folder.write_measured(result.column, item, cells)
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +73,9 @@ def whole(first, command, tmp_path_factory):
     return output, result.output
 
 
-def files(output: Path) -> dict[Path, int]:
-    """When every measurement was written."""
-    return {
-        path: path.stat().st_mtime_ns for folder in ("map", "measured") for path in (output / folder).rglob("*.json")
-    }
+def lines(output: Path) -> list[str]:
+    """What was measured, in order."""
+    return (output / "rows.jsonl").read_text().splitlines()
 
 
 class TestAnswer:
@@ -99,14 +96,14 @@ class TestAnswer:
         assert not searched & final
         for result in Outcome.read(folder).finalists:
             assert result.figures.images == 4
-            assert all(folder.image_path(result.variant, item).exists() for item in folder.plan.final_items)
+            assert all(folder.image_path(result.column.column_id, item).exists() for item in folder.plan.final_items)
 
     def test_another_goal_uses_what_was_measured(self, whole, command, tmp_path):
         shutil.copytree(whole[0], tmp_path / "run")
-        before = files(tmp_path / "run")
+        before = lines(tmp_path / "run")
         result = invoke(command(tmp_path / "run", "--speed-up", "1.4"))
         assert result.exit_code == 0, result.output
-        assert {path: when for path, when in files(tmp_path / "run").items() if path in before} == before
+        assert lines(tmp_path / "run")[: len(before)] == before
         assert "The answer to “the nearest at 1.4× the speed” is " in result.output
 
     def test_a_goal_that_is_not_reached(self, whole, command, tmp_path):
@@ -117,18 +114,26 @@ class TestAnswer:
             "No candidate reached the goal, the fastest with PSNR ≥ 200 dB. The answer is the model as it is"
             in result.output
         )
-        assert Tuned.read(tmp_path / "run" / "tuned.json").method == "none"
+        assert Tuned.read(tmp_path / "run" / "tuned.json").does_nothing
         assert "The answer is the model as it is" in (tmp_path / "run" / "tune.html").read_text()
 
-    def test_a_candidate_that_fails_is_noted_and_the_others_go_on(self, whole, command, tmp_path):
-        shutil.copytree(whole[0], tmp_path / "run")
-        folder = TuneFolder(tmp_path / "run")
-        broken = Outcome.read(folder).results[2].variant
-        folder.write_measurement(broken, folder.plan.items[0], Measurement.failed("OutOfMemoryError: too large"))
-        result = invoke(command(tmp_path / "run", "--min-psnr", "5"))
-        assert result.exit_code == 0, result.output
-        assert Tuned.read(folder.tuned_path).steps_left != 2
+    def test_a_candidate_that_fails_is_noted_and_tried_again_by_the_same_command(
+        self, whole, command, tmp_path, monkeypatch
+    ):
+        arguments = command(tmp_path / "run", "--min-psnr", "5", "--methods", "steps:75%,steps:50%")
+        make = Maker.make
+
+        def full(maker, column, requests):
+            if column.title == "2 steps":
+                raise torch.OutOfMemoryError("too large")
+            return make(maker, column, requests)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Maker, "make", full)
+            assert invoke(arguments).exit_code in (0, 1)
         assert "failed: OutOfMemoryError: too large" in (tmp_path / "run" / "tune.html").read_text()
+        assert invoke(arguments).exit_code in (0, 1)
+        assert [each.failure for each in Outcome.read(TuneFolder(tmp_path / "run")).results] == ["", ""]
 
 
 class TestUse:
@@ -151,7 +156,7 @@ class TestUse:
         set_speeds(TuneFolder(tmp_path / "run"), {"3 steps": 1.3, "2 steps": 1.1, "toma-stage 0.5, num_regions=4": 3.0})
         assert invoke(command(tmp_path / "run", "--min-psnr", "5")).exit_code == 0
         file, pipe = tmp_path / "run" / "tuned.json", text_pipeline()
-        with apply_toma(pipe, file):
+        with speed_up(pipe, file):
             expected = generate_image(pipe, ImageRequest("a red apple", steps=STEPS))
         arguments = [
             "--model",
@@ -223,9 +228,9 @@ class TestLpips:
 
 class TestAgain:
     def test_nothing_is_measured_twice(self, whole, command):
-        before, answer = files(whole[0]), (whole[0] / "tuned.json").read_text()
+        before, answer = lines(whole[0]), (whole[0] / "tuned.json").read_text()
         assert invoke(command(whole[0], "--min-psnr", "5")).exit_code == 0
-        assert files(whole[0]) == before
+        assert lines(whole[0]) == before
         assert (whole[0] / "tuned.json").read_text() == answer
 
     @pytest.mark.parametrize("lost", [("answer.json", "tuned.json", "tune.html"), ("candidates.json", "tuned.json")])
@@ -244,6 +249,7 @@ class TestAgain:
             (("--budget", "tiny"), "budget='tiny' is not known"),
             (("--compile", "fully"), "--compile 'fully' is not known: use one of none, blocks"),
             (("--quality", "high", "--speed-up", "2"), "exclude each other"),
+            (("--guidance", "inf"), "--guidance inf is not allowed"),
         ],
     )
     def test_mistakes_are_named(self, whole, command, more, message):
@@ -253,40 +259,39 @@ class TestAgain:
     def test_two_processes_do_not_search_in_one_folder(self, whole, command):
         with TuneFolder(whole[0]).locked():
             result = invoke(command(whole[0], "--min-psnr", "5"))
-        assert (result.exit_code, "another process is searching" in result.output) == (2, True)
+        assert (result.exit_code, "another process is at work" in result.output) == (2, True)
 
 
 @pytest.mark.slow
-def test_killed_in_the_map_and_resumed(whole, command, tmp_path):
-    """No measurement is made again, every distance is that of an undisturbed search, and so is the answer. Killed while
-    candidates are measured: in test_tune_clips.py."""
+@pytest.mark.parametrize("count", [3, 20])  # in the map, and while candidates are measured
+def test_killed_and_resumed(whole, command, tmp_path, count):
+    """No measurement is made again, every distance is that of an undisturbed search, and so is the answer."""
     output = tmp_path / "run"
     arguments = command(output, "--min-psnr", "5")
-    kill_when(arguments, output, "map/*.json", 3)
-    before = files(output)
-    assert before
+    kill_when(arguments, output, count)
+    before = lines(output)
     assert invoke(arguments).exit_code in (0, 1)
-    assert {path: when for path, when in files(output).items() if path in before} == before
+    assert lines(output)[: len(before) - 1] == before[:-1]  # the last line may have been cut off
     resumed, undisturbed = TuneFolder(output), TuneFolder(whole[0])
     candidates = [json.loads(folder.candidates_path.read_text()) for folder in (resumed, undisturbed)]
     assert candidates[0] == candidates[1]
     for result in Outcome.read(resumed).results:
         for item in resumed.plan.items:
-            one, other = (folder.measurement(result.variant, item) for folder in (resumed, undisturbed))
+            one, other = (folder.measured(result.column, item) for folder in (resumed, undisturbed))
             if one is not None and other is not None:
-                assert one.psnr == pytest.approx(other.psnr, rel=1e-4)
+                assert one["psnr"] == pytest.approx(other["psnr"], rel=1e-4)
     set_speeds(resumed, SPEEDS)
     assert invoke(arguments).exit_code == 0
     one, other = (Tuned.read(folder.tuned_path) for folder in (resumed, undisturbed))
-    assert (one.method, one.shortcuts, one.measured["speed_up"]) == (other.method, other.shortcuts, 2.0)
+    assert (one.shortcuts, one.measured["speed_up"]) == (other.shortcuts, 2.0)
 
 
-def kill_when(arguments: list[str], output: Path, pattern: str, count: int) -> None:
-    """Start the command and kill it as soon as there are so many files."""
-    environment = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+def kill_when(arguments: list[str], output: Path, count: int) -> None:
+    """Start the command and kill it as soon as so much was measured."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen([sys.executable, "-m", "toma_lab.cli", *arguments], env=environment, **quiet)
-    while len(list(output.glob(pattern))) < count:
+    while not (output / "rows.jsonl").exists() or len(lines(output)) < count:
         assert process.poll() is None, "it ended too early"
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)

@@ -9,17 +9,16 @@ import pytest
 import torch
 from PIL import Image
 from test_page import Elements
-from test_tune import files, invoke, kill_when, set_speeds
+from test_tune import invoke, lines, set_speeds
 from tiny_clips import FRAMES, SIZE, array, clip_folder, clip_pipeline
 from tiny_text import PROMPTS, pipeline_folder
 from tiny_weights import lpips_file
 from toma_lab.pipelines.clips import ClipRequest, latents_of, read_clip, settings_path
-from toma_lab.tune.folder import TuneFolder
-from toma_lab.tune.measure import ORIGINAL
+from toma_lab.tune.folder import ORIGINAL, TuneFolder
 from toma_lab.tune.outcome import Outcome
 from toma_lab.tune.plan import class_of_denoisers
 
-from toma_diffusion import ToMAConfig, UsageError, apply_toma
+from toma_diffusion import UsageError, speed_up
 from toma_diffusion.tuned import ClipSize, Tuned
 
 STEPS = 4
@@ -80,14 +79,14 @@ class TestAnswer:
         for result in Outcome.read(folder).results:
             (item,) = folder.plan.final_items
             original, made = (
-                array(read_clip(folder.image_path(variant, item))).astype(float)
-                for variant in (ORIGINAL, result.variant)
+                array(read_clip(folder.image_path(variant.column_id, item))).astype(float)
+                for variant in (ORIGINAL, result.column)
             )
             assert original.shape == (FRAMES, SIZE[1], SIZE[0], 3)
-            found = folder.measurement(result.variant, item)
-            assert found.psnr == pytest.approx(10 * np.log10(255**2 / ((made - original) ** 2).mean()), rel=1e-3)
+            found = folder.measured(result.column, item)
+            assert found["psnr"] == pytest.approx(10 * np.log10(255**2 / ((made - original) ** 2).mean()), rel=1e-3)
             changes = np.diff(made, axis=0) - np.diff(original, axis=0)
-            assert found.flicker == pytest.approx(np.abs(changes).mean(), rel=1e-3) == result.figures.flicker
+            assert found["flicker"] == pytest.approx(np.abs(changes).mean(), rel=1e-3) == result.figures.flicker
 
     def test_the_table(self, whole):
         with (whole[0] / "table.csv").open(newline="") as file:
@@ -171,27 +170,24 @@ class TestUse:
             refused = self.generate(config, tmp_path / path, *more, model=model)
             assert (refused.exit_code, message in refused.output) == (2, True), refused.output
 
-    def test_apply_toma_takes_it(self, merging):
+    def test_speed_up_takes_it(self, merging):
         pipe = clip_pipeline()
         request = ClipRequest("a red apple", steps=STEPS, width=SIZE[0], height=SIZE[1], frames=FRAMES)
         plain = latents_of(pipe, request)
-        with apply_toma(pipe, merging) as handle:
-            config = handle.summary().config
+        with speed_up(pipe, merging) as handle:
+            merge = handle.summary().merge.config
             merged = latents_of(pipe, request)
-            with pytest.raises(UsageError, match="found for 4 steps, and this generation has 2"):
+            with pytest.raises(UsageError, match="4 steps"):
                 latents_of(pipe, ClipRequest("a red apple", steps=2, width=SIZE[0], height=SIZE[1], frames=FRAMES))
-        assert isinstance(config, ToMAConfig)
-        assert (config.ratio, config.num_regions) == (0.5, 4)
-        with apply_toma(pipe, config):
-            assert torch.equal(latents_of(pipe, request), merged)
+        assert (merge.ratio, merge.num_regions) == (0.5, 4)
         assert not torch.equal(merged, plain)
 
 
 class TestAgain:
     def test_nothing_is_measured_twice(self, whole, command):
-        before, answer = files(whole[0]), (whole[0] / "tuned.json").read_text()
+        before, answer = lines(whole[0]), (whole[0] / "tuned.json").read_text()
         assert invoke(command(whole[0], "--min-psnr", "5")).exit_code == 0
-        assert files(whole[0]) == before
+        assert lines(whole[0]) == before
         assert (whole[0] / "tuned.json").read_text() == answer
 
     def test_lost_files_are_made_again_and_are_the_same(self, whole, command, tmp_path):
@@ -221,27 +217,6 @@ class TestAgain:
         result = invoke(["tune", *model, "--frames", "9"])
         assert (result.exit_code, "frames='9' is for clips" in result.output) == (2, True)
 
-    @pytest.mark.slow
-    def test_killed_and_resumed(self, whole, command, tmp_path):
-        """No measurement is made again, every distance is that of an undisturbed search, and so is the answer."""
-        output = tmp_path / "run"
-        arguments = command(output, "--min-psnr", "5")
-        kill_when(arguments, output, "measured/*/*.json", 2)  # in the map: as for images, in test_tune.py
-        before = files(output)
-        result = invoke(arguments)
-        assert result.exit_code in (0, 1), result.output
-        assert "Estimate: about " in result.output
-        assert {path: when for path, when in files(output).items() if path in before} == before
-        resumed, undisturbed = TuneFolder(output), TuneFolder(whole[0])
-        for result in Outcome.read(resumed).results:
-            for item in (*resumed.plan.items, *resumed.plan.final_items):
-                one, other = (folder.measurement(result.variant, item) for folder in (resumed, undisturbed))
-                assert (one.psnr, one.flicker) == pytest.approx((other.psnr, other.flicker), rel=1e-3)
-        set_speeds(resumed, SPEEDS)
-        assert invoke(arguments).exit_code == 0
-        one, other = (Tuned.read(folder.tuned_path) for folder in (resumed, undisturbed))
-        assert (one.shortcuts, one.clip, one.measured["speed_up"]) == (other.shortcuts, other.clip, 2.0)
-
 
 def test_clips_that_begin_with_an_image_and_lpips_over_frames(command, tmp_path):
     Image.new("RGB", SIZE, "orange").save(tmp_path / "orange.png")
@@ -252,7 +227,7 @@ def test_clips_that_begin_with_an_image_and_lpips_over_frames(command, tmp_path)
     assert result.exit_code in (0, 1), result.output
     folder = TuneFolder(tmp_path / "run")
     assert folder.plan.image.startswith("orange.png ")
-    assert str(tmp_path) not in (folder.path / "tune.json").read_text()
+    assert str(tmp_path) not in (folder.path / "run.json").read_text()
     assert folder.plan.lpips.startswith("lpips.safetensors ")
     assert Outcome.read(folder).results[0].figures.lpips > 0
 

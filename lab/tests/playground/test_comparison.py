@@ -12,16 +12,14 @@ from toma_lab.metrics import Weights
 from toma_lab.pipelines.generation import ImageRequest, generate_image
 from toma_lab.playground import comparison as module
 from toma_lab.playground import html
-from toma_lab.playground.choice import Choice
-from toma_lab.playground.code import as_code
-from toma_lab.playground.comparison import COMPUTED, MERGED, SKIPPED, Comparer, steps_of
+from toma_lab.playground.choice import COMPUTED, MERGED, SKIPPED, Choice, as_code
+from toma_lab.playground.comparison import Comparer
 from toma_lab.playground.models import Models
-
-from toma_diffusion import UsageError
 
 MODEL = str(pipeline_folder())
 REQUEST = ImageRequest('a "red" apple\\', seed=3, steps=4, guidance=3.0)
-STAGE = Choice("toma-stage", ratio=0.25)
+STAGE = Choice.of("toma-stage", 0.25, 4, 4)
+FAST = Choice.of("fast", 0.0, 4, 6)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +74,7 @@ def test_the_model_is_left_as_it_was(comparer):
 
 def test_an_equal_request_has_the_earlier_original_and_its_time(comparer):
     found, _ = compare(comparer)
-    later, told = compare(comparer, Choice("fast"))
+    later, told = compare(comparer, Choice.of("fast", 0.0, 3, 4))
     assert later.original is found.original
     assert found.is_original_new
     assert not later.is_original_new
@@ -99,29 +97,20 @@ def test_the_oldest_originals_are_forgotten(comparer, monkeypatch):
 
 
 def test_a_step_is_computed_merged_or_skipped(comparer):
-    found, _ = compare(comparer, Choice("fast", computed=4), replace(REQUEST, steps=6))
+    found, _ = compare(comparer, FAST, replace(REQUEST, steps=6))
     computed = [step for step, kind in enumerate(found.steps) if kind == COMPUTED]
     assert len(computed) == 4
     listed = ", ".join(map(str, computed))
     assert f"4 of 6 steps were computed ({listed}), 2 skipped" in found.summary  # what the model itself has counted
     assert found.maps == ()
-    late = Choice("toma-late", computed=10).config
-    assert set(steps_of(late, 20, range(0, 20, 2))) == {COMPUTED, MERGED, SKIPPED}
+    late = Choice.of("toma-late", 0.5, 10, 20)
+    assert set(late.steps_of(20)) == {COMPUTED, MERGED, SKIPPED}
 
 
 def test_other_methods_have_no_map(comparer):
-    found, _ = compare(comparer, Choice("tomesd"))
+    found, _ = compare(comparer, Choice.of("tomesd", 0.5, 4, 4))
     assert found.maps == ()
     assert any("no map is shown" in note for note in found.notes)
-
-
-def test_a_method_that_is_not_possible_is_refused_before_anything_is_generated(comparer):
-    told = []
-    with pytest.raises(UsageError, match=r"ratio=0\.6"):
-        comparer.compare(
-            MODEL, REQUEST, Choice("todo", ratio=0.6), lambda *each: told.append(each), again=False, maps=True
-        )
-    assert {what for what, _ in told} <= {"loading the model"}
 
 
 def test_without_weights_it_is_said_that_lpips_is_missing():
@@ -131,15 +120,10 @@ def test_without_weights_it_is_said_that_lpips_is_missing():
     assert any(note.startswith("Not measured: lpips") for note in found.notes)
 
 
-def test_a_changed_ratio_without_effect_is_noted(comparer):
-    found, _ = compare(comparer, Choice("balanced", ratio=0.75), replace(REQUEST, steps=6), maps=False)
-    assert any("The ratio has no effect" in note for note in found.notes)
-
-
 @pytest.mark.parametrize(
     "choice",
-    [STAGE, Choice("toma-late", ratio=0.5, computed=3), Choice("fast", computed=2), Choice("tofu")],
-    ids=lambda choice: choice.method,
+    [STAGE, Choice.of("toma-late", 0.5, 3, 4), Choice.of("fast", 0.25, 2, 4), Choice.of("tofu", 0.5, 4, 4)],
+    ids=lambda choice: choice.name,
 )
 def test_the_code_generates_the_same_picture(comparer, choice, tmp_path, monkeypatch):
     found, _ = compare(comparer, choice, maps=False)

@@ -44,7 +44,7 @@ def finished(models, tmp_path_factory):
 
     with pytest.raises(StoppedError):
         searches.run(WISH, stop_in_the_search)
-    measured = {path: path.stat().st_mtime_ns for path in searches.folder.rglob("measured/**/*.json")}
+    measured = {path: path.stat().st_mtime_ns for path in searches.folder.rglob("images/**/*.png")}
     folder, outcome = searches.run(WISH, lambda what, share: told.append((what, share)))
     return searches, folder, outcome, told, measured
 

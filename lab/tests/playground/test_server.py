@@ -87,7 +87,7 @@ def test_without_gradio_it_is_said_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "gradio", None)
     result = CliRunner().invoke(app, ["playground", "--model", "not/loaded", "--output", str(tmp_path)])
     assert result.exit_code == 2
-    assert "pip install 'toma-diffusion[playground]'" in result.stderr
+    assert "pip install 'toma-diffusion-lab[playground]'" in result.stderr
 
 
 def test_a_model_that_cannot_be_opened_is_said_before_the_page_is_served(tmp_path):
@@ -143,7 +143,12 @@ class TestHandlers:
         from toma_lab.playground.choice import Choice, request_of
 
         found = Comparer(models).compare(
-            MODEL, request_of("x", 0, 8, None), Choice("toma-stage"), lambda *_: None, again=False, maps=True
+            MODEL,
+            request_of("x", 0, 8, None),
+            Choice.of("toma-stage", 0.5, 8, 8),
+            lambda *_: None,
+            again=False,
+            maps=True,
         )
         whole = replace(found.maps[0], targets=torch.arange(64), kind="left whole")
         frames = page.frames_of(replace(found, maps=(*found.maps, whole)))
@@ -157,15 +162,15 @@ class TestHandlers:
         describe = page._describe_with(models)
         words, code = describe(MODEL, "a red apple", 0, 20, None, "fast", 0.0, 6)
         assert words.startswith("6 of 20 steps are computed, spread by the noise levels")
-        assert 'apply_toma(pipe, "fast", computed=6)' in code
+        assert "speed_up(pipe, skip=Skip(computed=6))" in code
         assert describe(MODEL, "", 0, 20, None, "fast", 0.0, 6)[1] == "# the prompt is empty: describe the picture."
 
-    def test_the_slider_of_computed_steps_follows_method_and_steps(self, page):
+    def test_the_sliders_follow_method_and_steps(self, page):
         ratio, slider = page._own_values("fast", 20)
         assert (ratio, slider.value, slider.maximum) == (0.0, 8, 20)
-        slider = page._own_computed("toma-stage", 30)
-        assert (slider.value, slider.maximum) == (30, 30)
-        assert "value" not in page._own_computed("fast", 0)
+        ratio, slider = page._own_values("toma-stage", 30)
+        assert (ratio, slider.value, slider.maximum) == (0.5, 30, 30)
+        assert "value" not in page._own_values("fast", 0)[1]
 
     def test_all_that_runs_a_model_waits_in_one_queue(self, page, models, tmp_path):
         built = page.build_page(Comparer(models), Searches(models, tmp_path))

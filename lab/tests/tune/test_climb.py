@@ -12,7 +12,7 @@ from tiny import sdxl_unet
 from tiny_text import PROMPTS
 from toma_lab.metrics import MetricSet
 from toma_lab.tune.candidates import open_candidates
-from toma_lab.tune.folder import Measurement, TuneFolder
+from toma_lab.tune.folder import TuneFolder
 from toma_lab.tune.goal import Goal
 from toma_lab.tune.measure import Meter
 from toma_lab.tune.moves import moved, moved_steps
@@ -20,15 +20,13 @@ from toma_lab.tune.plan import TunePlan
 from toma_lab.tune.progress import SearchBar
 from toma_lab.tune.run import _Work
 
-from toma_diffusion.skip.schedule import computed_steps
-
 STEPS = 8
 START, BEST = (0, 1, 2, 4, 7), (0, 1, 3, 5, 6)
 """What `fast` computes of eight steps, and three moves from there."""
 
 
 def opened(*texts: str, steps: int = STEPS):
-    return open_candidates(sdxl_unet(), texts, steps).variants
+    return open_candidates(sdxl_unet(), texts, steps).columns
 
 
 @given(st.integers(2, 30), st.data())
@@ -51,12 +49,7 @@ def test_all_else_stays():
     assert len(others) > 3
     title = r"toma-late 0\.25, min_tokens=0, computed=\[0, .*\] \+ 7 steps"
     assert all(re.fullmatch(title, other.title) for other in others)
-    assert all(other.config.changed({"computed": 4}) == merged.config for other in others)
-
-
-def test_what_the_list_replaces_is_no_setting_any_more():
-    (few,) = opened("fast:computed=0.3;fewest=4")
-    assert all(re.fullmatch(r"fast, computed=\[0, .*\]", other.title) for other in moved(few, STEPS))
+    assert all(other.own.merge == merged.own.merge for other in others)
 
 
 def test_what_skips_nothing_has_no_neighbours():
@@ -85,7 +78,8 @@ def work(tmp_path):
             computed = list_of(variant)
             lpips = 0.01 * (1 + sum(abs(one - other) for one, other in zip(computed, best, strict=True)))
             for item in plan.items:
-                folder.write_measurement(variant, item, Measurement(1.0, 1.6, 30.0, lpips, computed=computed))
+                cells = {"seconds": 1.0, "baseline_seconds": 1.6, "psnr": 30.0, "lpips": lpips}
+                folder.write_measured(variant, item, cells | {"computed_steps": list(computed)})
         return _Work(folder, Meter(folder, None, MetricSet()), PartialState(cpu=True), SearchBar(None))
 
     return make
@@ -93,7 +87,7 @@ def work(tmp_path):
 
 def list_of(variant):
     """The steps that are computed."""
-    return computed_steps(variant.config.skip, STEPS)
+    return variant.own.computed(STEPS)
 
 
 def schedules():

@@ -1,7 +1,9 @@
 """What the user wants, and what reaches it."""
 
 import pytest
+from toma_lab.columns import Column
 from toma_lab.tune.goal import Figures, Goal, like_lpips
+from toma_lab.tune.outcome import Outcome, Result
 
 from toma_diffusion import UsageError
 
@@ -80,3 +82,14 @@ class TestReaching:
         assert goal.holds(figures(speed_up=1.5, lpips=0.9))
         assert not goal.holds(figures(speed_up=1.49))
         assert str(goal) == "the nearest at 1.5× the speed"
+
+
+def test_it_says_which_condition_failed():
+    near, far = Figures(4, 1.01, 30.0, 0.043), Figures(4, 1.5, 20.0, 0.07)
+    goal = Goal(max_lpips=0.05, min_psnr=25)
+    assert goal.missed(near) == ["it is not faster than the original (from 1.03× it would count)"]
+    assert goal.missed(far) == ["its LPIPS is above 0.05", "its PSNR is below 25 dB"]
+    results = tuple(Result(Column(name), each, is_finalist=True) for name, each in (("near", near), ("far", far)))
+    sentence = Outcome(goal, None, False, results, (), None).sentence
+    assert "The nearest was near: 1.01× as fast, LPIPS 0.043, PSNR 30.0 dB; it is not faster" in sentence
+    assert "What is as near saves no time here: allow a larger distance" in sentence

@@ -38,8 +38,8 @@ def test_what_was_learned_is_a_candidate_of_every_preset_that_has_as_many_comput
     learned = Learned.read(meter.folder.learned_path)
     assert (learned.num_steps, learned.guidance) == (STEPS, 4.0)
     found = open_candidates(meter.pipe, texts, STEPS)
-    assert [each.config.skip.count(STEPS) for each in found.variants] == list(learned.counts)
-    assert len(found.variants) + len(found.left_out) == len(PRESETS)
+    assert [len(each.own.computed(STEPS)) for each in found.columns] == list(learned.counts)
+    assert len(found.columns) + len(found.left_out) == len(PRESETS)
 
 
 def test_a_resumed_search_does_not_learn_again(meter):

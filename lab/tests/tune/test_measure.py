@@ -9,8 +9,8 @@ from tiny_text import PROMPTS, text_pipeline
 from toma_lab.metrics import Weights, open_metrics
 from toma_lab.pipelines.generation import ImageRequest, generate_latents
 from toma_lab.tune.candidates import open_candidates
-from toma_lab.tune.folder import TuneFolder
-from toma_lab.tune.measure import ORIGINAL, Meter, turns_of
+from toma_lab.tune.folder import ORIGINAL, TuneFolder
+from toma_lab.tune.measure import Meter, turns_of
 from toma_lab.tune.plan import TunePlan
 from torch import nn
 
@@ -33,19 +33,20 @@ def meter(pipe, tmp_path):
 
 
 def candidates(pipe, *texts):
-    return open_candidates(pipe.unet, texts, STEPS).variants
+    return open_candidates(pipe.unet, texts, STEPS).columns
 
 
 def test_turns_have_two_candidates_and_leave_out_what_is_measured(pipe, meter):
     three = candidates(pipe, "steps:2", "steps:1", "toma-stage@0.5")
-    folder, items = meter().folder, meter().folder.plan.items
+    measuring = meter()
+    folder, items = measuring.folder, measuring.folder.plan.items
     assert turns_of(folder, three, items[:2]) == [
         (items[0], three[:2]),
         (items[0], three[2:]),
         (items[1], three[:2]),
         (items[1], three[2:]),
     ]
-    meter().measure((items[0], three[:2]))
+    measuring.measure((items[0], three[:2]))
     assert turns_of(folder, three, items[:1]) == [(items[0], three[2:])]
 
 
@@ -64,27 +65,43 @@ def test_the_original_runs_between_the_two(pipe, meter):
 def test_it_is_noted_which_steps_were_computed(pipe, meter):
     measuring = meter()
     item = measuring.folder.plan.items[0]
-    found = candidates(pipe, "fast:computed=2;min_steps=1", "steps:2")
+    found = candidates(pipe, "toma-late:computed=2;ratio=0.5", "steps:2")
     measuring.measure((item, found))
-    skipping, fewer = (measuring.folder.measurement(each, item).computed for each in found)
-    assert skipping in ((0, 1), (0, 2))
+    skipping, fewer = (measuring.folder.measured(each, item).get("computed_steps") for each in found)
+    assert skipping in ([0, 1], [0, 2])
     assert fewer is None
 
 
-def test_a_candidate_that_fails_does_not_stop_the_others(pipe, meter, monkeypatch):
-    measuring = meter()
-    item, (broken, sound) = measuring.folder.plan.items[0], candidates(pipe, "steps:2", "steps:1")
-    generate = measuring._generate
+class TestFailures:
+    @pytest.fixture
+    def failing(self, pipe, meter, monkeypatch):
+        """Measures two candidates, of which the first raises an error."""
+        measuring = meter()
+        item, (broken, sound) = measuring.folder.plan.items[0], candidates(pipe, "steps:2", "steps:1")
+        make = measuring.maker.make
 
-    def fail(variant, item):
-        if variant == broken:
-            raise RuntimeError("too large\nmore")
-        return generate(variant, item)
+        def measure(error):
+            def fail(column, requests):
+                if column == broken:
+                    raise error
+                return make(column, requests)
 
-    monkeypatch.setattr(measuring, "_generate", fail)
-    measuring.measure((item, (broken, sound)))
-    assert measuring.folder.measurement(broken, item).failure == "RuntimeError: too large"
-    assert measuring.folder.measurement(sound, item).failure == ""
+            monkeypatch.setattr(measuring.maker, "make", fail)
+            measuring.measure((item, (broken, sound)))
+            return measuring.folder, broken, sound, item
+
+        return measure
+
+    def test_no_memory_is_noted_and_tried_again_by_the_next_command(self, failing):
+        folder, broken, sound, item = failing(torch.OutOfMemoryError("too large\nmore"))
+        assert folder.measured(broken, item)["failure"] == "OutOfMemoryError: too large"
+        assert float(folder.measured(sound, item)["psnr"]) > 5
+        assert turns_of(folder, [broken, sound], [item]) == []
+        assert turns_of(TuneFolder(folder.path), [broken, sound], [item]) == [(item, (broken,))]
+
+    def test_a_bug_is_not_hidden(self, failing):
+        with pytest.raises(AttributeError, match="no such thing"):
+            failing(AttributeError("no such thing"))
 
 
 def test_compiled_and_then_as_before(pipe, meter, monkeypatch):
@@ -94,8 +111,8 @@ def test_compiled_and_then_as_before(pipe, meter, monkeypatch):
     measuring = meter("blocks")
     item, (merged,) = measuring.folder.plan.items[0], candidates(pipe, "toma-stage@0.5")
     measuring.measure((item, (merged,)))
-    found = measuring.folder.measurement(merged, item)
-    assert (found.failure, found.psnr > 5) == ("", True)
-    assert measuring.folder.image_path(ORIGINAL, item).exists()
+    found = measuring.folder.measured(merged, item)
+    assert ("failure" not in found, found["psnr"] > 5) == (True, True)
+    assert measuring.folder.image_path(ORIGINAL.column_id, item).exists()
     assert all(module._compiled_call_impl is None for module in pipe.unet.modules())
     assert torch.equal(generate_latents(pipe, request), before)

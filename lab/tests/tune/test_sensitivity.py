@@ -11,7 +11,7 @@ from toma_lab.pipelines.generation import ImageRequest, generate_latents
 from toma_lab.tune.candidates import MADE_FROM_MAP, from_map
 from toma_lab.tune.sensitivity import Prober, SensitivityMap, groups_of, sampled_steps, smooth_noise
 
-from toma_diffusion import Grid
+from toma_diffusion.merge import Grid
 
 REQUEST = ImageRequest("a red apple", steps=4)
 

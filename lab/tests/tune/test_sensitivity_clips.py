@@ -9,7 +9,7 @@ from toma_lab.pipelines.clips import ClipRequest, latents_of
 from toma_lab.pipelines.generation import ImageRequest
 from toma_lab.tune.sensitivity import Prober, smooth_noise
 
-from toma_diffusion import Grid
+from toma_diffusion.merge import Grid
 
 REQUEST = ClipRequest("a red apple", steps=4, width=SIZE[0], height=SIZE[1], frames=FRAMES)
 

@@ -1,7 +1,8 @@
-"""`toma demo`: compare token merging methods on the demo model, with nothing to download."""
+"""`toma demo`: compare presets, merging and fewer steps on the demo model, with nothing to download."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from toma_lab.cli.options import find_device, report_user_errors
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from toma_lab.evaluation import RunFolder
+    from toma_lab.evaluate import EvalFolder
 
 PROMPTS = (
     "3d emoji of a red apple",
@@ -24,11 +25,7 @@ PROMPTS = (
 SEEDS = (0,)
 GUIDANCE = 4.0
 """As the model card recommends."""
-METHODS: tuple[tuple[str, tuple[float, ...]], ...] = (
-    ("balanced", (0.5,)),
-    ("fast", (0.5,)),
-    ("toma-stage", (0.5,)),
-)
+METHODS = ("balanced", "fast", "toma-stage")
 """With the baseline and four prompts these are, with fewer steps, 20 images: about 90 seconds on two CPU cores."""
 FEWER = 1.43
 """How many times fewer steps are taken in one row, to compare the others with: 14 in place of 20."""
@@ -49,7 +46,7 @@ def demo(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run in the folder and start again.")] = False,
 ) -> None:
-    """Generate a few images without merging, with ToMA and with other methods, and compare speed and quality."""
+    """Generate a few images with the model as it is and in faster ways, and compare speed and quality."""
     from rich.console import Console
 
     _demo(Console(markup=False), output, steps, lpips_weights, device, fresh)
@@ -59,27 +56,21 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
     from accelerate import PartialState
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from toma_diffusion.api import find_denoiser
-    from toma_lab.evaluation import BASELINE, Plan, RunFolder, Variant
-    from toma_lab.evaluation.run import evaluate
-    from toma_lab.evaluation.table import to_rich
-    from toma_lab.evaluation.variants import VariantSpec, variants_of
-    from toma_lab.experiments.facts import gather_facts
+    from toma_lab.columns import BASELINE, Column, ColumnSpec, columns_of
+    from toma_lab.evaluate import EvalFolder, EvalPlan, evaluate
+    from toma_lab.facts import gather_facts
     from toma_lab.metrics import Weights, open_metrics
     from toma_lab.pipelines.checkpoints import BUNDLED, fingerprint, load_pipeline
     from toma_lab.report.page import write_report
+    from toma_lab.table import to_rich
 
     pipe: Any = load_pipeline(BUNDLED, str(find_device(device)))
-    denoiser = find_denoiser(pipe)
-    fewer = [(f"steps:{round(steps / FEWER)}", (0.5,))] if steps > 1 else []
-    chosen = [
-        each for name, ratios in [*METHODS, *fewer] for each in variants_of(denoiser, [VariantSpec.parse(name)], ratios)
-    ]
-    plan = Plan(
+    fewer = [f"steps:{round(steps / FEWER)}"] if steps > 1 else []
+    plan = EvalPlan(
         model=BUNDLED,
         prompts=PROMPTS,
         seeds=SEEDS,
-        variants=(Variant(BASELINE), *chosen),
+        columns=(Column(BASELINE), *columns_of(pipe, map(ColumnSpec.parse, [*METHODS, *fewer]), (0.5,))),
         metrics=METRICS,
         steps=steps,
         guidance=GUIDANCE,
@@ -88,13 +79,13 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
     )
     if fresh:
         _clear(output)
-    folder = RunFolder.start(output, plan, gather_facts(pipe.device))
+    folder = EvalFolder.start(output, plan, gather_facts(pipe.device))
     possible = [name for name in METRICS if name != "lpips" or lpips_weights]
     metrics = open_metrics(possible, Weights(lpips=lpips_weights), pipe.device)
     for sentence in metrics.missing:
         console.print(sentence, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with folder.locked(), Progress(*columns, console=console, transient=True) as progress:
         evaluate(folder, pipe, metrics, PartialState(cpu=pipe.device.type == "cpu"), progress)
         bar = progress.add_task("generating the merge map", total=steps)
         _write_merge_map(folder, pipe, lambda: progress.advance(bar))
@@ -105,15 +96,13 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
 
 
 def _what_to_look_at(grid: Path, page: Path) -> list[str]:
-    from toma_diffusion.api import DEFAULT_PRESET
-
     return [
         f"Open {page} in a browser: table, plots, and a slider to compare each image with the baseline. "
         f"{grid} shows all images at once.",
         "Columns: method, and fraction of tokens removed if it merges; s = seconds per image; speed-up = baseline time "
         "/ method time, median over the images; the others = distance to the baseline's image (↑ higher is closer, ↓ "
         "lower).",
-        f"{DEFAULT_PRESET} is the default of apply_toma(pipe): it computes 12 of 20 steps, and predicts the model's "
+        "balanced is the default of speed_up(pipe): it computes 12 of 20 steps, and predicts the model's "
         "output in the others. fast computes 8. toma-stage merges tokens. The last row takes fewer steps and changes "
         "nothing else.",
         "This model is small: merging tokens saves more time on large models such as SDXL and Flux. The paper's "
@@ -127,48 +116,45 @@ def _clear(output: Path) -> None:
 
     if not (output / "run.json").exists():
         return
-    for name in ("images", "scores"):
-        shutil.rmtree(output / name, ignore_errors=True)
-    for name in ("table.csv", "run.json"):  # run.json last: without it the folder does not count as a run
+    shutil.rmtree(output / "images", ignore_errors=True)
+    for name in ("rows.jsonl", "table.csv", "run.json"):  # run.json last: without it the folder does not count as a run
         (output / name).unlink(missing_ok=True)
 
 
-def _write_merge_map(folder: RunFolder, pipe: Any, advance: Any) -> None:
+def _write_merge_map(folder: EvalFolder, pipe: Any, advance: Callable[[], object]) -> None:
     """Generate the first image again with ToMA, and plot what merges into what."""
-    from toma_lab.evaluation.run import applied
     from toma_lab.inspection.merge_map import MergeMapRecorder, plot_merge_maps
-    from toma_lab.pipelines.generation import ImageRequest, generate_image
+    from toma_lab.pipelines.generation import generate_image
     from toma_lab.report.page import MERGE_MAP
 
     plan, item = folder.plan, folder.plan.items[0]
-    variant = next(each for each in plan.variants if each.name == "toma-stage")  # it merges in every step
-    with applied(pipe, variant, plan.steps) as handle:
-        assert handle is not None
+    column = next(each for each in plan.columns if each.name == "toma-stage")  # it merges in every step
+    with column.applied(pipe, plan.steps) as handle:
         recorder = MergeMapRecorder(handle)
 
         def on_step(step: int) -> None:
             recorder(step)
             advance()
 
-        image = generate_image(pipe, ImageRequest(item.prompt, item.seed, plan.steps, plan.guidance), on_step)
-    plot_merge_maps(image, recorder.maps, f"{item.prompt}: {variant.title}", folder.path / MERGE_MAP)
+        image = generate_image(pipe, plan.request(item, plan.steps), on_step)
+    plot_merge_maps(image, recorder.maps, f"{item.prompt}: {column.title}", folder.path / MERGE_MAP)
 
 
-def _write_grid(folder: RunFolder) -> Path:
+def _write_grid(folder: EvalFolder) -> Path:
     """Write all images on one sheet: a row per prompt, a column per method."""
     from PIL import Image
 
     from toma_lab.pipelines.generation import write_png
     from toma_lab.report.pictures import make_sheet
 
-    variants = folder.plan.variants
+    columns = folder.plan.columns
     images, captions = [], []
     for item in folder.plan.items:
-        for variant in variants:
-            images.append(Image.open(folder.image_path(variant, item)).convert("RGB"))
-            scores = folder.item_scores(variant, item).values
-            detail = f"PSNR {scores['psnr']:.1f} dB" if "psnr" in scores else item.prompt
-            captions.append(f"{variant.title}\n{scores['seconds']:.1f} s, {detail}")
+        for column in columns:
+            images.append(Image.open(folder.picture(column, item)).convert("RGB"))
+            row = folder.item_row(column, item)
+            detail = f"PSNR {row['psnr']:.1f} dB" if "psnr" in row else item.prompt
+            captions.append(f"{column.title}\n{row['seconds']:.1f} s, {detail}")
     path = folder.path / GRID
-    write_png(make_sheet(images, captions, len(variants)), path, folder.plan.to_dict())
+    write_png(make_sheet(images, captions, len(columns)), path, folder.plan.to_dict())
     return path

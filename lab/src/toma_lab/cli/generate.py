@@ -15,11 +15,10 @@ from toma_lab.cli.options import find_device, report_user_errors
 if TYPE_CHECKING:
     from PIL.Image import Image
     from rich.console import Console
-    from toma_diffusion.summary import Summary
 
+    from toma_diffusion.summary import Summary
     from toma_diffusion.tuned import Tuned
-    from toma_lab.evaluation import Variant
-    from toma_lab.evaluation.variants import VariantSpec
+    from toma_lab.columns import Column, ColumnSpec
     from toma_lab.pipelines.clips import Clip
     from toma_lab.pipelines.generation import ImageRequest
 
@@ -81,7 +80,7 @@ def generate(
 
     from toma_diffusion.files import check_writable
     from toma_diffusion.tuned import Tuned
-    from toma_lab.evaluation.variants import VariantSpec
+    from toma_lab.columns import ColumnSpec
     from toma_lab.pipelines.checkpoints import load_pipeline, public_name, steps_and_guidance
     from toma_lab.pipelines.generation import ImageRequest
 
@@ -100,13 +99,13 @@ def generate(
         tuned.check_steps(tuned.num_steps if steps is None else steps)
         steps = tuned.num_steps
     preset = preset or (DEFAULT if ratio is None else DEFAULT_WITH_RATIO)
-    spec = VariantSpec.parse(preset)
+    spec = ColumnSpec.parse(preset)
     request = ImageRequest(
         prompt, seed, *steps_and_guidance(model, steps, guidance, STEPS), width, height, negative_prompt
     )
     pipe: Any = load_pipeline(model, str(find_device(device)), dtype or None)
     request = _request_of(pipe, request, frames, fps, image)
-    variant = _variant_of(pipe, spec, ratio) if tuned is None else _variant_of_file(pipe, tuned)
+    column = _column_of(pipe, spec, ratio) if tuned is None else _column_of_file(pipe, tuned)
     path = _output_of(pipe, output)
     check_writable(path)
     about = {
@@ -114,9 +113,9 @@ def generate(
         "device": str(pipe.device),
         "dtype": str(pipe.dtype).removeprefix("torch."),
         **_versions(),
-        "method": preset if tuned is None else tuned.method,
+        "method": preset if tuned is None else "tuned.json",
     }
-    files = _generate_both(console, pipe, request, variant, path, tuned, compare=compare)
+    files = _generate_both(console, pipe, request, column, path, tuned, compare=compare)
     for each, (made, settings) in files.items():
         console.print(f"Wrote {', '.join(map(str, _write(made, each, about | settings)))}")
 
@@ -129,74 +128,69 @@ def _generate_both(
     console: Console,
     pipe: Any,
     request: ImageRequest,
-    variant: Variant,
+    column: Column,
     path: Path,
     tuned: Tuned | None,
     *,
     compare: bool,
 ) -> Files:
     """Generate, and print what is done and how long it took. `request` is as it would be of the original."""
-    from toma_lab.evaluation.run import applied, fitted, warm_up
-    from toma_lab.pipelines.clips import Clip, settings_of
-    from toma_lab.tune.setting import in_sentences
+    from toma_lab.pipelines.clips import Clip, generate, settings_of
+    from toma_lab.runner import warm_up
 
-    own = replace(request, steps=variant.requested_steps(request.steps))
-    variant = fitted(pipe, variant, own, request.steps)
-    if tuned is not None or variant.config is None:
-        console.print("\n".join(in_sentences(variant, request.steps)))
+    own = replace(request, steps=column.requested_steps(request.steps))
+    column = column.fitted(pipe, lambda: generate(pipe, [own]), request.steps)
+    if tuned is not None or column.own is None:
+        console.print("\n".join(column.in_sentences(request.steps)))
     if compare:
         warm_up(pipe, [request])
-    with applied(pipe, variant, request.steps) as handle:
+    with column.applied(pipe, request.steps) as handle:
         if compare:
             warm_up(pipe, [own])
         made, seconds = _timed(console, pipe, own, "generating")
         lines = [] if handle is None else _in_short(handle.summary())
     console.print("\n".join([*_about_clip(pipe, made, tuned), *lines]))
-    settings = {**settings_of(own), "variant": variant.to_dict(), "seconds": round(seconds, 3)}
+    settings = {**settings_of(own), "column": column.to_dict(), "seconds": round(seconds, 3)}
     if not compare:
-        console.print(f"{seconds:.2f} s with {variant.title}")
+        console.print(f"{seconds:.2f} s with {column.title}")
         return {path: (made, settings)}
 
     original, original_seconds = _timed(console, pipe, request, "generating the original")
     psnr = _psnr(made, original, request.prompt)
     result = f"{seconds:.2f} s, {original_seconds / seconds:.2f}× as fast, PSNR {psnr:.1f} dB"
-    console.print(f"{original_seconds:.2f} s as it is\n{result} with {variant.title}")
-    captions = [f"original: {original_seconds:.2f} s", f"{variant.title}: {result}"]
+    console.print(f"{original_seconds:.2f} s as it is\n{result} with {column.title}")
+    captions = [f"original: {original_seconds:.2f} s", f"{column.title}: {result}"]
     both = settings | {"original_seconds": round(original_seconds, 3), "psnr": f"{psnr:.3f}"}
     files: Files = {path: (_side_by_side(original, made, captions), both)}
     if isinstance(made, Clip):
-        of_original = {**settings_of(request), "variant": None, "seconds": round(original_seconds, 3)}
+        of_original = {**settings_of(request), "column": None, "seconds": round(original_seconds, 3)}
         files[path.with_stem(f"{path.stem}-original")] = original, of_original
         files[path.with_stem(f"{path.stem}-accelerated")] = made, settings
     return files
 
 
-def _variant_of(pipe: Any, spec: VariantSpec, ratio: float | None) -> Variant:
-    from toma_diffusion.others import named_config
-    from toma_lab.evaluation.variants import variants_of
+def _column_of(pipe: Any, spec: ColumnSpec, ratio: float | None) -> Column:
+    from toma_lab.columns import columns_of
 
-    if spec.merging is None:
-        if ratio is not None:
-            raise UsageError(f"{spec.shortcuts[0].name} merges no tokens: leave --ratio {ratio:g} out.")
-        return variants_of(pipe, [spec], [])[0]
-    own = named_config(spec.merging.preset, dict(spec.merging.overrides)).ratio
-    if ratio is not None and (refused := spec.impossible([ratio])):
-        raise UsageError(refused[0])
-    return variants_of(pipe, [spec], [own if ratio is None else ratio])[0]
+    if ratio is not None and (spec.own is None or not spec.own.merges):
+        name = spec.shortcuts[0].name if spec.own is None else spec.own.name
+        raise UsageError(f"{name} has no ratio that can be set: leave --ratio {ratio:g} out.")
+    merge = None if spec.own is None else spec.own.ours(ratio).merge
+    return columns_of(pipe, [spec], [] if merge is None else [merge.ratio])[0]
 
 
-def _variant_of_file(pipe: Any, tuned: Tuned) -> Variant:
-    from toma_diffusion.api import find_denoisers
+def _column_of_file(pipe: Any, tuned: Tuned) -> Column:
+    from toma_diffusion.engine.install import find_denoisers
     from toma_lab.pipelines.generation import makes_clips
     from toma_lab.tune.setting import from_file
 
     tuned.check_thing(pipe, makes_clips=makes_clips(pipe))
     for model in find_denoisers(pipe):
         tuned.check_model(model)
-    variant = from_file(tuned)
-    for shortcut in variant.shortcuts:
+    column = from_file(tuned)
+    for shortcut in column.shortcuts:
         shortcut.check_on(pipe)
-    return variant
+    return column
 
 
 def _request_of(
@@ -259,20 +253,19 @@ def _about_clip(pipe: Any, made: Image | Clip, tuned: Tuned | None) -> list[str]
 
 
 def _in_short(summary: Summary) -> list[str]:
-    config = summary.config
-    merged = [kind for kind in summary.kinds if kind.tokens_before is not None]
-    lines = [
-        f"{config.label}, ratio {config.ratio:g}, {kind.kind}: {kind.tokens_before} → {kind.tokens_after} tokens "
-        f"({kind.regions}) in {kind.blocks} blocks"
-        for kind in merged
-    ]
-    if summary.steps[1]:
-        lines += summary.skip[:2]
-    start, end = config.window
-    if merged and (start, end) != (0, 1):
-        lines.append(f"merged from {start:.0%} to {end:.0%} of the steps")
-    if merged and summary.left_alone:
-        lines.append(f"{len(summary.left_alone)} blocks left alone: {summary.left_alone[0][1]}")
+    lines, merge = [] if summary.skip is None else list(summary.skip.lines[:2]), summary.merge
+    if merge is not None and merge.is_used:
+        lines += [
+            f"{merge.config.label}, ratio {merge.config.ratio:g}, {kind.kind}: {kind.tokens_before} → "
+            f"{kind.tokens_after} tokens ({kind.regions}) in {kind.blocks} blocks"
+            for kind in merge.kinds
+            if kind.tokens_before is not None
+        ]
+        start, end = merge.config.window
+        if (start, end) != (0, 1):
+            lines.append(f"merged from {start:.0%} to {end:.0%} of the steps")
+        if merge.left_alone:
+            lines.append(f"{len(merge.left_alone)} blocks left alone: {merge.left_alone[0][1]}")
     return lines + [f"note: {note}" for note in summary.notes]
 
 

@@ -16,9 +16,9 @@ def report(
     """Write a run as one self-contained HTML page: table, plots, images to compare, all settings."""
     from rich.console import Console
 
-    from toma_lab.evaluation import RunFolder
+    from toma_lab.evaluate import EvalFolder
     from toma_lab.report.page import write_report
 
-    path = write_report(RunFolder(folder), output)
+    path = write_report(EvalFolder(folder), output)
     size = path.stat().st_size / 2**20
     Console(markup=False).print(f"Wrote {path} ({size:.1f} MiB)", soft_wrap=True, highlight=False)

@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from toma_diffusion.api import find_denoisers
 from toma_diffusion.engine.arguments import given_to
 from toma_diffusion.engine.clock import StepCounter, Tick
-from toma_diffusion.engine.install import find_root
+from toma_diffusion.engine.install import find_denoisers, find_root
 from toma_diffusion.families import Block, find_family, unsupported
 from toma_diffusion.merge import Grid
 from toma_diffusion.merge.state import Call, image_start

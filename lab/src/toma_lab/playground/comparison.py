@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from toma_diffusion.api import apply_toma
-from toma_diffusion.merge import Schedule
-from toma_diffusion.merge.base import Config
-from toma_diffusion.others import METHODS
-from toma_lab.evaluation.run import warm_up
+from toma_diffusion import Merge
 from toma_lab.inspection.merge_map import MergeMap, MergeMapRecorder
 from toma_lab.metrics import Sample
 from toma_lab.pipelines.generation import ImageRequest, generate_image
 from toma_lab.playground.choice import Choice
 from toma_lab.playground.models import Models
+from toma_lab.runner import warm_up
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_ORIGINALS = 32
 """How many pictures of the unchanged model are kept in memory."""
-COMPUTED, MERGED, SKIPPED = "computed", "merged", "skipped"
-"""What a step may be."""
 Report = Callable[[str, float], None]
 """Called with what is being done, and how much of it is done, from 0 to 1."""
 
@@ -62,7 +56,6 @@ class Comparison:
 
     @property
     def speed_up(self) -> float:
-        """How many times as fast."""
         return self.original.seconds / self.accelerated.seconds
 
 
@@ -83,32 +76,30 @@ class Comparer:
             again: whether to generate the original even if there is one of the same request.
             maps: whether to record what merges into what. The picture is then generated once more, not timed.
         """
-        notes = choice.unused(request.steps)
         report("loading the model", 0.0)
         pipe = self.models.pipe(model)
-        with apply_toma(pipe, choice.method, **choice.overrides) as handle:  # raises now if it is not possible
-            merges = MERGED in steps_of(handle.summary().config, request.steps)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)
-            found = self._record(pipe, request, choice, report) if maps and merges else []
-            self._warm_up(model, pipe, request, choice, report, is_done=bool(found))
-            is_new = again or (model, request) not in self._originals
-            original = self._original(model, pipe, request, report, is_new)
-            with apply_toma(pipe, choice.method, **choice.overrides) as handle:
-                accelerated = _timed(pipe, request, "accelerated", report)
-                summary = handle.summary()
-        if maps and merges and choice.method in METHODS:
-            notes.append(f"{summary.config.label} has no fixed destinations, so that no map is shown. ToMA has.")
-        notes += [str(each.message) for each in caught if "toma_diffusion" in str(each.filename)]
+        with choice.own.apply(pipe):  # raises now if it is not possible
+            merge = choice.own.at(request.steps).merge
+        found = self._record(pipe, request, choice, report) if maps and isinstance(merge, Merge) else []
+        self._warm_up(model, pipe, request, choice, report, is_done=bool(found))
+        is_new = again or (model, request) not in self._originals
+        original = self._original(model, pipe, request, report, is_new)
+        with choice.own.apply(pipe) as handle:
+            accelerated = _timed(pipe, request, "accelerated", report)
+            summary = handle.summary()
+        notes = list(summary.notes)
+        if maps and merge is not None and not isinstance(merge, Merge):
+            notes.append(f"{merge.label} has no fixed destinations, so that no map is shown. ToMA has.")
+        notes += [f"Not measured: {each}" for each in self.models.metrics.missing]
         return Comparison(
             original=original,
             accelerated=accelerated,
             is_original_new=is_new,
             scores=self._scores(request, original, accelerated),
-            steps=steps_of(summary.config, request.steps, summary.computed),
+            steps=choice.steps_of(request.steps, None if summary.skip is None else summary.skip.computed),
             maps=tuple(found),
             summary=str(summary),
-            notes=tuple(dict.fromkeys((*notes, *(f"Not measured: {each}" for each in self.models.metrics.missing)))),
+            notes=tuple(notes),
         )
 
     def _original(self, model: str, pipe: Any, request: ImageRequest, report: Report, is_new: bool) -> Timed:
@@ -121,9 +112,7 @@ class Comparer:
 
     def _record(self, pipe: Any, request: ImageRequest, choice: Choice, report: Report) -> list[MergeMap]:
         """What merges into what: in a generation of its own, because recording takes time."""
-        if choice.method in METHODS:
-            return []
-        with apply_toma(pipe, choice.method, **choice.overrides) as handle:
+        with choice.own.apply(pipe) as handle:
             recorder = MergeMapRecorder(handle)
 
             def on_step(step: int) -> None:
@@ -142,25 +131,13 @@ class Comparer:
             warm_up(pipe, [request])
         if (model, choice) not in self._warm and not is_done:
             report("warming up", 0.5)
-            with apply_toma(pipe, choice.method, **choice.overrides):
+            with choice.own.apply(pipe):
                 warm_up(pipe, [request])
         self._warm |= {(model, None), (model, choice)}
 
     def _scores(self, request: ImageRequest, original: Timed, accelerated: Timed) -> dict[str, float]:
         sample = Sample(accelerated.image, request.prompt, original.image)
         return {metric.name: metric.score(sample) for metric in self.models.metrics.image}
-
-
-def steps_of(config: Config, num_steps: int, computed: Sequence[int] | None = None) -> tuple[str, ...]:
-    """What each of so many steps is, if those are computed; None: all."""
-    schedule = Schedule.from_config(config)
-
-    def kind(step: int) -> str:
-        if computed is not None and step not in computed:
-            return SKIPPED
-        return MERGED if config.ratio > 0 and schedule.action(step, num_steps) is not None else COMPUTED
-
-    return tuple(kind(step) for step in range(num_steps))
 
 
 def _timed(pipe: Any, request: ImageRequest, what: str, report: Report) -> Timed:

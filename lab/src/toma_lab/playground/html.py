@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from html import escape
 from itertools import groupby
 
-from toma_lab.playground.comparison import COMPUTED, MERGED, SKIPPED, Comparison
+from toma_lab.playground.choice import COMPUTED, MERGED, SKIPPED
+from toma_lab.playground.comparison import Comparison
 from toma_lab.report.tune_plots import front_plot, kinds_shown
-from toma_lab.tune.folder import TuneFolder
-from toma_lab.tune.measure import ORIGINAL
+from toma_lab.tune.folder import ORIGINAL, TuneFolder
 from toma_lab.tune.outcome import Outcome
-from toma_lab.tune.setting import in_sentences
 
 LABELS = {
     "psnr": ("PSNR", "{:.1f} dB", "higher is closer"),
@@ -87,8 +86,8 @@ def preformatted(text: str) -> str:
 def answer(folder: TuneFolder, outcome: Outcome) -> str:
     """The answer of a search in words, and its plot."""
     steps = folder.plan.steps
-    chosen = outcome.chosen.variant if outcome.chosen else ORIGINAL
-    words = "".join(f"<li>{escape(sentence)}</li>" for sentence in in_sentences(chosen, steps))
+    chosen = outcome.chosen.column if outcome.chosen else ORIGINAL
+    words = "".join(f"<li>{escape(sentence)}</li>" for sentence in chosen.in_sentences(steps))
     state = "" if outcome.is_reached else " missed"
     return f'<p class="answer{state}">{escape(outcome.sentence)}</p><ul>{words}</ul>{_front(folder, outcome)}'
 

@@ -8,7 +8,7 @@ import torch
 
 from toma_lab.metrics import MetricSet, Weights, open_metrics
 from toma_lab.pipelines.checkpoints import BUNDLED, DEMO_MODELS_OF_IMAGES, load_pipeline, steps_and_guidance
-from toma_lab.tune.prompts import built_in_prompts
+from toma_lab.prompts import built_in_prompts
 
 STEPS = 20
 GUIDANCE = {BUNDLED: 4.0}

@@ -9,16 +9,12 @@ from typing import Any
 
 import gradio as gr
 
-from toma_diffusion.api import DEFAULT_PRESET
-from toma_diffusion.errors import UsageError
-from toma_diffusion.merge.config import PRESETS
-from toma_diffusion.others import METHODS, named_config
+from toma_diffusion import UsageError, presets
 from toma_diffusion.tuned import Tuned
-from toma_lab.inspection.clusters import choose_evenly
+from toma_lab.inspection.figures import choose_evenly
 from toma_lab.inspection.merge_map import MergeMap, draw_merge_map
 from toma_lab.playground import html
-from toma_lab.playground.choice import MOST_STEPS, Choice, count_computed, request_of
-from toma_lab.playground.code import as_code
+from toma_lab.playground.choice import MOST_STEPS, NAMES, Choice, as_code, request_of, usual
 from toma_lab.playground.comparison import Comparer, Comparison
 from toma_lab.playground.models import Models
 from toma_lab.playground.search import LIMIT, SPEED, Searches, StoppedError, Wish
@@ -108,7 +104,7 @@ def _compare_tab(comparer: Comparer, model: Any, page: Any) -> None:
     run.click(_compare_with(comparer), [*inputs, again, maps], outputs, show_progress_on=[pictures], **ONE_AT_A_TIME)
     steps = numbers[1]
     method.input(_own_values, [method, steps], [ratio, computed], **AT_ONCE)
-    steps.change(_own_computed, [method, steps], computed, **AT_ONCE)
+    steps.change(_own_values, [method, steps], [ratio, computed], **AT_ONCE)
     changes = [each.change for each in inputs]
     gr.on([*changes, page.load], _describe_with(models), inputs, [about, code], **AT_ONCE)
     model.change(lambda name: (models.prompts(name)[0], *models.usual(name)), model, [prompt, *numbers[1:]], **AT_ONCE)
@@ -128,13 +124,14 @@ def _request_controls(models: Models) -> list[Any]:
 
 def _choice_controls(models: Models) -> list[Any]:
     """Method, ratio and number of computed steps."""
-    own, steps = PRESETS[DEFAULT_PRESET], models.usual(models.first)[0]
-    method = gr.Dropdown([*PRESETS, *METHODS], value=DEFAULT_PRESET, label="Preset or method", elem_id="method")
-    ratio = gr.Slider(0, 0.95, own.ratio, step=0.05, label="Ratio of tokens removed", elem_id="ratio")
+    steps = models.usual(models.first)[0]
+    own_ratio, own_computed = usual(presets.DEFAULT, steps)
+    method = gr.Dropdown(list(NAMES), value=presets.DEFAULT, label="Preset or method", elem_id="method")
+    ratio = gr.Slider(0, 0.95, own_ratio, step=0.05, label="Ratio of tokens removed", elem_id="ratio")
     computed = gr.Slider(
         1,
         max(2, steps),
-        count_computed(own, steps),
+        own_computed,
         step=1,
         label="Computed steps",
         info="The others are skipped: the model does not run in them, and its output is predicted.",
@@ -189,15 +186,11 @@ def _title(found: MergeMap) -> str:
 
 
 def _own_values(method: str, steps: int | None) -> list[Any]:
-    """Ratio and number of computed steps of a method that was chosen."""
-    return [named_config(method, {}).ratio, _own_computed(method, steps)]
-
-
-def _own_computed(method: str, steps: int | None) -> Any:
-    """The slider of computed steps, for a method and another number of steps."""
+    """The sliders for a method that was chosen, or for another number of steps."""
     if steps is None or not 1 <= steps <= MOST_STEPS:
-        return gr.skip()  # to be refused when something is generated
-    return gr.Slider(maximum=max(2, steps), value=count_computed(named_config(method, {}), steps))
+        return [gr.skip()] * 2  # to be refused when something is generated
+    ratio, computed = usual(method, steps)
+    return [ratio, gr.Slider(maximum=max(2, steps), value=computed)]
 
 
 def _describe_with(models: Models) -> Callable[..., Any]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from rich.progress import Progress
 
-from toma_diffusion.api import find_denoiser
-from toma_diffusion.errors import UsageError
-from toma_lab.experiments.facts import gather_facts
-from toma_lab.experiments.parsing import split_list
+from toma_diffusion import UsageError
+from toma_diffusion.engine.install import find_denoisers
+from toma_lab.facts import gather_facts
 from toma_lab.metrics import MetricSet
+from toma_lab.parsing import split_list
 from toma_lab.pipelines.checkpoints import fingerprint, public_name
 from toma_lab.playground.choice import request_of
 from toma_lab.playground.models import Models
@@ -117,7 +117,7 @@ class Searches:
             open_candidates(pipe, methods, request.steps)
         return TunePlan(
             model=public_name(wish.model),
-            model_class=type(find_denoiser(pipe)).__name__,
+            model_class=type(find_denoisers(pipe)[0]).__name__,
             prompts=prompts[: int(wish.prompts)],
             steps=request.steps,
             guidance=request.guidance,

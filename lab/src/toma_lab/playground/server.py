@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from toma_diffusion.errors import UsageError
+from toma_diffusion import UsageError
 from toma_lab.playground.comparison import Comparer
 from toma_lab.playground.models import Models
 from toma_lab.playground.search import Searches

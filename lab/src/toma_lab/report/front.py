@@ -1,4 +1,4 @@
-"""Gain in time against distance from the original image: one line per method, and the front of the best."""
+"""Curves of methods over their settings, and the front: what no other point beats in both time and distance."""
 
 from __future__ import annotations
 
@@ -44,30 +44,35 @@ def style_of(index: int) -> dict[str, Any]:
     }
 
 
-def draw(axis: Any, curves: Curves, ink: str) -> None:
-    """Draw all curves, and the front in the colour of the text, on axes of matplotlib."""
+def draw_curves(axis: Any, curves: Curves, ink: str, xlabel: str, ylabel: str) -> None:
+    """Draw all curves on axes of matplotlib. Only their last points have labels: at all points they would overlap."""
     for index, (title, points) in enumerate(curves.items()):
         ordered = sorted(points, key=lambda point: (point.gain, point.distance))
-        x, y = [point.gain for point in ordered], [point.distance for point in ordered]
-        axis.plot(x, y, markersize=5, linewidth=1.3, label=title, **style_of(index))
-        for point in ordered[-1:]:  # labels at all points would overlap
-            where = (point.gain, point.distance)
-            style = {"fontsize": 7, "color": style_of(index)["color"]}
-            axis.annotate(point.label, where, xytext=(5, -2), textcoords="offset points", **style)
-    best = front(point for points in curves.values() for point in points)
-    axis.plot(
-        [point.gain for point in best],
-        [point.distance for point in best],
-        color=ink,
-        linestyle="--",
-        linewidth=1.2,
-        alpha=0.7,
-        zorder=0,
-    )
+        style = style_of(index)
+        axis.plot(*_xy(ordered), markersize=5, linewidth=1.3, label=title, **style)
+        for point in ordered[-1:]:
+            place = {"xytext": (5, -2), "textcoords": "offset points", "fontsize": 7}
+            axis.annotate(point.label, (point.gain, point.distance), color=style["color"], **place)
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    tidy(axis, ink)
+
+
+def draw(axis: Any, curves: Curves, ink: str) -> None:
+    """Draw gain against distance, and the front in the colour of the text."""
+    draw_curves(axis, curves, ink, "gain in time, × (right is faster)", "LPIPS (down is closer)")
+    draw_front(axis, (point for points in curves.values() for point in points), ink)
     axis.set_yscale("log")
-    axis.axvline(1, color=ink, linestyle=":", linewidth=1)
-    axis.set(xlabel="gain in time, × (right is faster)", ylabel="LPIPS (down is closer)")
     axis.margins(0.06)
+
+
+def draw_front(axis: Any, points: Iterable[Point], ink: str) -> None:
+    """A broken line through the front, and a dotted one where nothing is gained."""
+    axis.plot(*_xy(front(points)), color=ink, linestyle="--", linewidth=1.2, alpha=0.7, zorder=0)
+    axis.axvline(1, color=ink, linestyle=":", linewidth=1)
+
+
+def tidy(axis: Any, ink: str) -> None:
+    """A light grid, and two sides of the frame."""
     axis.grid(color=ink, alpha=0.12, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -82,3 +87,7 @@ def describe(curves: Curves) -> str:
         if point in points
     ]
     return f"LPIPS against the gain in time. The front: {', '.join(of_best)}."
+
+
+def _xy(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    return [point.gain for point in points], [point.distance for point in points]

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from toma_diffusion.errors import UsageError
 from toma_diffusion.files import check_writable, replacing
-from toma_lab.evaluation.folder import RunFolder
-from toma_lab.evaluation.plan import Item, Variant
-from toma_lab.evaluation.table import FORMATS, HEADINGS
+from toma_lab.columns import Column
+from toma_lab.evaluate import EvalFolder, sources_of
+from toma_lab.plan import Item
 from toma_lab.report.paper_table import paper_table
 from toma_lab.report.pictures import Film, data_uri, film_of
 from toma_lab.report.plots import gain_against_distance, legend, speed_against_quality
+from toma_lab.rows import Row as Measured
+from toma_lab.table import FORMATS, HEADINGS
 
 REPORT = "report.html"
 MERGE_MAP = "merge-map.png"
 """A figure of what merges into what. It is shown if the folder has one."""
 ASSETS = Path(__file__).with_name("assets")
+SLIDER, PLAYER = "page.js", "clips.js"
 MOST_ITEMS = 12
 """Rows of images on a page: more would take long to load. They are spread evenly over the run."""
 MOST_CLIPS = 4
@@ -28,14 +32,13 @@ LARGEST_IMAGE, LARGEST_CLIP, LARGEST_MAP = 512, 384, 1400
 CAPTION_METRICS = ("psnr", "lpips", "clip_t", "flicker")
 """Metrics in the caption of an image or clip."""
 MEANINGS: Mapping[str, str] = {
-    "mse": "mean squared error to the unmerged image, of values from 0 to 255",
-    "psnr": "peak signal-to-noise ratio to the unmerged image, in dB, from the mean squared error of all images",
-    "ssim": "structural similarity to the unmerged image",
-    "lpips": "perceptual distance to the unmerged image (AlexNet)",
-    "dino": "distance of DINO features to those of the unmerged image",
+    "mse": "mean squared error to the original, of values from 0 to 255",
+    "psnr": "peak signal-to-noise ratio to the original, in dB, from the mean squared error of all images",
+    "ssim": "structural similarity to the original",
+    "lpips": "perceptual distance to the original (AlexNet)",
+    "dino": "distance of DINO features to those of the original",
     "clip_t": "how well the image fits its prompt, by CLIP",
-    "flicker": "mean difference of the changes from frame to frame to those of the unmerged clip, of values from 0 to "
-    "255",
+    "flicker": "mean difference of the changes from frame to frame to those of the original, of values from 0 to 255",
     "fid": "Fréchet distance of Inception features to those of real images",
     "kid": "kernel distance of Inception features to those of real images",
 }
@@ -46,7 +49,6 @@ class Picture:
     """One image on the page."""
 
     title: str
-    """The title of the variant."""
     alt: str
     uri: str
     width: int
@@ -58,68 +60,72 @@ class Picture:
 
 @dataclass(frozen=True)
 class Row:
-    """All variants of one prompt and seed. The unmerged image comes first."""
+    """All pictures of one prompt and seed. The original comes first."""
 
     prompt: str
     seed: int
     pictures: tuple[Picture, ...]
 
 
-def write_report(folder: RunFolder, output: Path | None = None) -> Path:
+def write_report(folder: EvalFolder, output: Path | None = None) -> Path:
     """Write the page, by default `report.html` in the folder, and return its path."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    rows = folder.table()
+    rows, plan = folder.table(), folder.plan
     if not rows:
         raise UsageError(f"{str(folder.path)!r} has no table yet: finish the run with `toma eval` first.")
-    path = output or folder.path / REPORT
-    check_writable(path)
-    table = paper_table(folder.plan.variants, rows)
-    shown = choose_items(folder)
-    environment = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined)
-    page = environment.get_template("page.html.j2").render(
-        plan=folder.plan,
+    table = paper_table(plan.columns, rows)
+    explained = [name for name in table.columns if name in MEANINGS]
+    return render(
+        "page.html.j2",
+        output or folder.path / REPORT,
+        clips=plan.clips,
+        plan=plan,
         facts=asdict(folder.facts),
         date=folder.date,
-        images=len(folder.plan.items),
+        images=len(plan.items),
         resolution=rows[0]["resolution"],
         frames=rows[0].get("frames", ""),
         table=table,
         front=gain_against_distance(table),
         plots=speed_against_quality(table),
         legend=legend(table),
-        rows=[_row(folder, item) for item in shown],
-        first_merged=next((i for i, each in enumerate(folder.plan.variants) if each.saves_time), 1),
+        rows=[_row(folder, item) for item in choose_items(folder)],
+        first_merged=next((i for i, each in enumerate(plan.columns) if each.saves_time), 1),
         merge_map=_merge_map(folder.path / MERGE_MAP),
-        configs=[(variant.title, variant.slug, _configuration(variant)) for variant in folder.plan.variants],
-        meanings=[
-            (HEADINGS[name], MEANINGS[name].replace("image", table.thing)) for name in table.columns if name in MEANINGS
-        ],
-        sources=_sources(rows),
-        css=(ASSETS / "page.css").read_text(encoding="utf-8"),
-        script=(ASSETS / ("clips.js" if folder.plan.clips else "page.js")).read_text(encoding="utf-8"),
+        configs=[(column.title, _configuration(column)) for column in plan.columns],
+        meanings=[(HEADINGS[name], MEANINGS[name].replace("image", table.thing)) for name in explained],
+        sources={name: source for row in rows for name, source in sources_of(row).items()},
     )
+
+
+def render(template: str, path: Path, *, clips: bool, **values: Any) -> Path:
+    """Write a page with its styles and script inside, and return its path."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    check_writable(path)
+    environment = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined)
+    css, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", PLAYER if clips else SLIDER))
+    page = environment.get_template(template).render(css=css, script=script, **values)
     with replacing(path) as file:
         file.write(page)
     return path
 
 
-def choose_items(folder: RunFolder) -> list[Item]:
-    """The items to show, out of those that have an image of every variant."""
+def choose_items(folder: EvalFolder) -> list[Item]:
+    """The items to show, out of those that have a picture of every column."""
     plan = folder.plan
-    finished = [item for item in plan.items if all(folder.image_path(each, item).exists() for each in plan.variants)]
+    finished = [item for item in plan.items if all(folder.picture(each, item).exists() for each in plan.columns)]
     most = MOST_CLIPS if plan.clips else MOST_ITEMS
     if len(finished) <= most:
         return finished
     return [finished[index * len(finished) // most] for index in range(most)]
 
 
-def _row(folder: RunFolder, item: Item) -> Row:
+def _row(folder: EvalFolder, item: Item) -> Row:
     pictures = []
-    for variant in folder.plan.variants:
-        path, alt = folder.image_path(variant, item), f"{item.prompt}: {variant.title}"
-        figures = _figures(folder.item_scores(variant, item).values)
-        pictures.append(picture_of(path, variant.title, alt, figures, clips=folder.plan.clips))
+    for column in folder.plan.columns:
+        figures = _figures(folder.item_row(column, item))
+        path, alt = folder.picture(column, item), f"{item.prompt}: {column.title}"
+        pictures.append(picture_of(path, column.title, alt, figures, clips=folder.plan.clips))
     return Row(item.prompt, item.seed, tuple(pictures))
 
 
@@ -131,12 +137,11 @@ def picture_of(path: Path, title: str, alt: str, figures: tuple[str, ...], *, cl
     return Picture(title, alt, film.uri, film.width, film.height, figures, film)
 
 
-def _figures(values: Mapping[str, float]) -> tuple[str, ...]:
-    found = [f"{values['seconds']:.3g} s"] if "seconds" in values else []
-    for name in CAPTION_METRICS:
-        if name in values:
-            unit = " dB" if name == "psnr" else ""
-            found.append(f"{HEADINGS[name].rstrip(' ↑↓')} {values[name]:{FORMATS[name]}}{unit}")
+def _figures(row: Measured) -> tuple[str, ...]:
+    found = [f"{row['seconds']:.3g} s"] if "seconds" in row else []
+    for name in (name for name in CAPTION_METRICS if name in row):
+        unit = " dB" if name == "psnr" else ""
+        found.append(f"{HEADINGS[name].rstrip(' ↑↓')} {row[name]:{FORMATS[name]}}{unit}")
     return tuple(found)
 
 
@@ -147,16 +152,9 @@ def _merge_map(path: Path) -> Picture | None:
     return Picture("", "which tokens are destinations, and which were merged into which", uri, width, height, ())
 
 
-def _configuration(variant: Variant) -> str:
-    if not variant.saves_time:
-        return "nothing is merged"
-    merging = {} if variant.config is None else variant.config.to_dict()
-    return json.dumps(merging | {each.name: each.settings for each in variant.shortcuts}, indent=2)
-
-
-def _sources(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Where the weights of the metrics come from, as noted in the table."""
-    found: dict[str, str] = {}
-    for row in rows:
-        found |= json.loads(row["sources"] or "{}")
-    return found
+def _configuration(column: Column) -> str:
+    """Every setting, as JSON."""
+    if not column.saves_time:
+        return "the model as it is"
+    own = {} if column.own is None else column.own.to_dict()
+    return json.dumps(own | {each.name: each.settings for each in column.shortcuts}, indent=2)

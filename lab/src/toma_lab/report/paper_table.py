@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from toma_lab.evaluation.plan import Variant
-from toma_lab.evaluation.table import FORMATS, HEADINGS, MEASURED
+from toma_lab.columns import Column
 from toma_lab.metrics import METRICS
+from toma_lab.rows import Row, number
+from toma_lab.table import FORMATS, HEADINGS, MEASURED
 
 LABELS: Mapping[str, str] = {**HEADINGS, "seconds": "Sec/img ↓", "speedup": "Speed-up ↑", "gain": "Gain ↑"}
 DIGITS: Mapping[str, str] = {**FORMATS, "seconds": ".2f"}
@@ -26,7 +27,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """One variant of a method."""
+    """One setting of a method."""
 
     point: str
     """What distinguishes it from the others: the ratio; of fewer steps and caches the steps, threshold or interval."""
@@ -48,7 +49,6 @@ class Method:
 
     @property
     def title(self) -> str:
-        """Name and settings."""
         return f"{self.name}, {self.settings}" if self.settings else self.name
 
 
@@ -65,29 +65,29 @@ class PaperTable:
     thing: str = "image"
     """What was generated: `image` or `clip`."""
 
+    def value(self, line: Line, column: str) -> float | None:
+        """None if the table has no such column."""
+        return line.cells[self.columns.index(column)].value if column in self.columns else None
 
-def paper_table(variants: Sequence[Variant], rows: Sequence[Mapping[str, str]]) -> PaperTable:
-    """The table for these rows, one per variant. Those of older runs have no gain."""
+
+def paper_table(compared: Sequence[Column], rows: Sequence[Row]) -> PaperTable:
+    """The table for these rows, one for each of what was compared."""
     computed = {row.get("gain_source", "") for row in rows} - {"", MEASURED}
     names = (*METRICS, "seconds", "speedup", *(["gain"] if computed else []))
     columns = tuple(name for name in names if any(row.get(name) for row in rows))
     lines = [
-        Line(
-            variant.point,
-            tuple(_cell(name, row[name]) for name in columns),
-            _number(row.get("gain", "") if computed else row["speedup"]),
-        )
-        for variant, row in zip(variants, rows, strict=True)
+        Line(each.point, tuple(_cell(name, row) for name in columns), number(row, "gain" if computed else "speedup"))
+        for each, row in zip(compared, rows, strict=True)
     ]
-    is_merged = [variant.config is not None and not variant.shortcuts for variant in variants]
-    for ratio in {line.point for line, merged in zip(lines, is_merged, strict=True) if merged}:
-        rivals = [index for index, line in enumerate(lines) if is_merged[index] and line.point == ratio]
+    merged = [index for index, each in enumerate(compared) if each.own and each.own.merge and not each.shortcuts]
+    for point in {lines[index].point for index in merged}:
+        rivals = [index for index in merged if lines[index].point == point]
         for index, line in zip(rivals, _mark([lines[index] for index in rivals], columns), strict=True):
             lines[index] = line
     methods: dict[tuple[str, str], Method] = {}
-    for variant, line in zip(variants, lines, strict=True):
-        known = methods.get(variant.family, Method(*variant.family, variant.saves_time, ()))
-        methods[variant.family] = replace(known, lines=(*known.lines, line))
+    for each, line in zip(compared, lines, strict=True):
+        known = methods.get(each.line, Method(*each.line, each.saves_time, ()))
+        methods[each.line] = replace(known, lines=(*known.lines, line))
     thing = "clip" if any(row.get("frames") for row in rows) else "image"
     headings = tuple(LABELS[name].replace("img", "clip" if thing == "clip" else "img") for name in columns)
     return PaperTable(columns, headings, tuple(methods.values()), "".join(sorted(computed)), thing)
@@ -98,13 +98,9 @@ def is_better_low(column: str) -> bool:
     return "↓" in LABELS[column]
 
 
-def _cell(column: str, text: str) -> Cell:
-    value = _number(text)
+def _cell(column: str, row: Row) -> Cell:
+    value = number(row, column)
     return Cell("–" if value is None else format(value, DIGITS[column]), value)
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None
 
 
 def _mark(lines: list[Line], columns: Sequence[str]) -> list[Line]:

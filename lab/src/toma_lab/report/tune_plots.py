@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from toma_lab.evaluation.plan import Variant
-from toma_lab.report.front import COLORS, MARKERS, Point, front
+from toma_lab.columns import Column
+from toma_lab.report.front import COLORS, MARKERS, Point, draw_front, front, tidy
 from toma_lab.report.plots import INK, Key, Plot, drawn
 from toma_lab.tune.outcome import Outcome, Result, in_words
 from toma_lab.tune.sensitivity import SensitivityMap
-from toma_lab.tune.setting import merges, skips
 
 KINDS = ("fewer steps", "merging", "skipped steps", "merging and skipped steps", "cache", "several together")
 SIGNS = "●■▲◆▼✚"
@@ -20,12 +19,13 @@ FAST_ENOUGH_TO_SHOW = 0.9
 """What is slower than this is noted in the table alone: it would take up half of the plot."""
 
 
-def kind_of(variant: Variant, steps: int) -> str:
+def kind_of(column: Column, steps: int) -> str:
     """Which of `KINDS` it is in generations of so many steps."""
-    left = variant.steps_of(steps)
-    own = [name for name, does in (("merging", merges), ("skipped steps", skips)) if does(variant, left)]
-    others = ["cache" if each.is_cache else "fewer steps" for each in variant.shortcuts]
-    kinds = ([" and ".join(own)] if own else []) + others
+    own = ["merging"] if column.merges(steps) else []
+    own += ["skipped steps"] if column.skips(steps) else []
+    kinds = ([" and ".join(own)] if own else []) + [
+        "cache" if each.is_cache else "fewer steps" for each in column.shortcuts
+    ]
     return kinds[0] if len(kinds) == 1 else "several together"
 
 
@@ -34,19 +34,15 @@ def front_plot(outcome: Outcome, steps: int) -> Plot | None:
     shown = [each for each in outcome.results if each.figures and each.figures.speed_up >= FAST_ENOUGH_TO_SHOW]
     if not shown:
         return None
+    best = front(_point(each) for each in shown)
+    on_front = [f"{each.column.title} ({in_words(each.figures)})" for each in shown if _point(each) in best]
     svg = drawn("tune-front", (7.0, 4.4), lambda axis: _draw(axis, outcome, shown, steps))
-    on_front = [
-        f"{each.variant.title} ({in_words(each.figures)})"
-        for point in front(_point(each) for each in shown)
-        for each in shown
-        if _point(each) == point
-    ]
     return Plot("front", svg, f"Distance against speed-up. The front: {', '.join(on_front) or 'empty'}.")
 
 
 def kinds_shown(outcome: Outcome, steps: int) -> list[Key]:
     """The legend."""
-    present = {kind_of(each.variant, steps) for each in outcome.results if each.figures}
+    present = {kind_of(each.column, steps) for each in outcome.results if each.figures}
     return [Key(kind, SIGNS[index], COLORS[index]) for index, kind in enumerate(KINDS) if kind in present]
 
 
@@ -60,60 +56,45 @@ def map_plot(sensitivity: SensitivityMap) -> Plot:
 
 
 def _point(result: Result) -> Point:
+    """PSNR upside down, so that down is closer in both."""
     figures = result.figures
     assert figures is not None
     distance = -min(figures.psnr, MOST_PSNR) if figures.lpips is None else max(figures.lpips, LEAST_LPIPS)
-    return Point(figures.speed_up, distance, result.variant.title)
+    return Point(figures.speed_up, distance, result.column.title)
 
 
 def _draw(axis: Any, outcome: Outcome, shown: list[Result], steps: int) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     by_lpips = all(each.figures and each.figures.lpips is not None for each in shown)
-    sign = 1 if by_lpips else -1  # PSNR is drawn upside down: down is closer in both
     for result in shown:
-        place = KINDS.index(kind_of(result.variant, steps))
-        point = _point(result)
+        place, point = KINDS.index(kind_of(result.column, steps)), _point(result)
         fill = COLORS[place] if result.is_finalist else "none"
         style = {"marker": MARKERS[place], "facecolors": fill, "edgecolors": COLORS[place]}
-        axis.scatter(point.gain, sign * point.distance, s=42, linewidths=1.4, zorder=3, **style)
-    best = front(_point(each) for each in shown)
-    x, y = [point.gain for point in best], [sign * point.distance for point in best]
-    axis.plot(x, y, color=INK, linestyle="--", linewidth=1.2, alpha=0.7, zorder=1)
+        axis.scatter(point.gain, point.distance, s=42, linewidths=1.4, zorder=3, **style)
+    draw_front(axis, map(_point, shown), INK)
     if outcome.chosen is not None and outcome.chosen in shown:
         point = _point(outcome.chosen)
-        axis.scatter(
-            point.gain, sign * point.distance, s=230, facecolors="none", edgecolors=CHOSEN, linewidths=2.2, zorder=4
-        )
-        axis.annotate(
-            "chosen",
-            (point.gain, sign * point.distance),
-            xytext=(0, 12),
-            textcoords="offset points",
-            ha="center",
-            color=CHOSEN,
-            fontweight="bold",
-        )
+        where = (point.gain, point.distance)
+        axis.scatter(*where, s=230, facecolors="none", edgecolors=CHOSEN, linewidths=2.2, zorder=4)
+        style = {"textcoords": "offset points", "ha": "center", "color": CHOSEN, "fontweight": "bold"}
+        axis.annotate("chosen", where, xytext=(0, 12), **style)
     _draw_limit(axis, outcome, by_lpips)
-    axis.axvline(1, color=INK, linestyle=":", linewidth=1)
     if by_lpips:
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
         axis.yaxis.set_minor_formatter(NullFormatter())
-    else:
-        axis.invert_yaxis()
+    axis.yaxis.set_major_formatter(lambda value, place: f"{abs(value):g}")
     label = "LPIPS (down is closer)" if by_lpips else "PSNR, dB (down is closer)"
     axis.set(xlabel="speed-up, × (right is faster)", ylabel=label)
     axis.margins(0.08)
-    axis.grid(color=INK, alpha=0.12, linewidth=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
+    tidy(axis, INK)
 
 
 def _draw_limit(axis: Any, outcome: Outcome, by_lpips: bool) -> None:
     goal = outcome.goal
     style = {"color": CHOSEN, "linewidth": 1.2, "alpha": 0.8}
-    limit = goal.max_lpips if by_lpips else goal.min_psnr
+    limit = goal.max_lpips if by_lpips else None if goal.min_psnr is None else -goal.min_psnr
     if goal.speed_up is not None:
         axis.axvline(goal.speed_up, **style)
         axis.text(goal.speed_up, 1.0, " wanted", color=CHOSEN, transform=axis.get_xaxis_transform(), va="top")
@@ -136,9 +117,7 @@ def _draw_map(axis: Any, sensitivity: SensitivityMap) -> None:
             axis.text(column + 0.5, row + 0.5, f"{value:.2g}", color=ink, ha="center", va="center", fontsize=8)
     axis.invert_yaxis()
     axis.set_yticks([index + 0.5 for index in range(len(values))], sensitivity.names)
-    axis.set_xticks(
-        [index + 0.5 for index in range(len(sensitivity.steps))], [str(step + 1) for step in sensitivity.steps]
-    )
+    axis.set_xticks([i + 0.5 for i in range(len(sensitivity.steps))], [str(step + 1) for step in sensitivity.steps])
     axis.set(xlabel=f"step, of {sensitivity.num_steps}")
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
