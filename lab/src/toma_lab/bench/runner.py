@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from toma_diffusion.engine.compile import hold_compiler
 from toma_lab.bench.measure import Measured, attention_of, measure
 from toma_lab.bench.pipelines import EndToEnd
 from toma_lab.bench.scenario import BASELINE, Comparison, Group, Scenario
@@ -49,6 +50,8 @@ class Runner:
     def run(self) -> None:
         """Measure all columns. One that fails is reported, and the others go on."""
         missing = {group: self.missing(group) for group in self.groups}
+        if any(group.compile != "none" for group in missing):
+            hold_compiler(self, lambda: None)  # or every column would have compiled code forgotten, and begin anew
         bar = self.progress.add_task(
             "starting", total=sum(len(columns) + (len(columns) > 1) for columns in missing.values())
         )

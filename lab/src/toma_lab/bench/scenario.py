@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from toma_diffusion.checks import check_integer, check_one_of
 from toma_diffusion.errors import UsageError
-from toma_diffusion.merge.config import ToMAConfig
-from toma_diffusion.others import method_of
+from toma_diffusion.merge.config import Merge
+from toma_lab.bounds import Projection, Slice
 from toma_lab.columns import UNCHANGED, Column, ColumnSpec, columns_of
+from toma_lab.columns.ours import Ours
 from toma_lab.parsing import Resolution
 
 MODES = ("eager", "compiled", "graph")
@@ -156,16 +157,16 @@ def comparisons_of(
 
 
 def bounds_of(column: Column) -> tuple[Column | None, Column | None]:
-    """The lower bound and the floor of a method's time; methods other than ToMA have none.
+    """The lower bound and the floor of a method's time; what merges by another method than ToMA, or in some
+    generations only, has none.
 
     What makes no difference to them has its default value, so that methods share them.
     """
-    config = column.config
-    if config is None or method_of(config).name != "toma":
+    merge = None if column.own is None else column.own.merge
+    if not isinstance(merge, Merge):
         return None, None
-    settings, usual = config.to_dict(), ToMAConfig()
-    shared = ("ratio", "scope", "sites", "window", "min_tokens", "skip_blocks")
-    floor = ToMAConfig(selection="slice", **{name: settings[name] for name in shared})
-    often = {"select_every": usual.select_every, "reweigh_every": usual.reweigh_every}
-    lower_bound = replace(ToMAConfig.from_dict(settings), selection="none", **often)
-    return Column(LOWER_BOUND, lower_bound), Column(FLOOR, floor)
+    settings, usual = merge.to_dict(), Merge().to_dict()
+    shared = {name: settings[name] for name in ("ratio", "scope", "sites", "window", "min_tokens", "skip_blocks")}
+    often = {name: usual[name] for name in ("select_every", "reweigh_every")}
+    lower_bound, floor = Projection.from_dict(settings | often), Slice.from_dict(shared)
+    return Column(LOWER_BOUND, Ours(merge=lower_bound)), Column(FLOOR, Ours(merge=floor))
