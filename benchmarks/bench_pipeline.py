@@ -21,10 +21,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+from toma_lab.bench.group import BASELINE, Group
 from toma_lab.bench.measure import Measured, attention_of, measure
 from toma_lab.bench.pipelines import RandomPipeline
 from toma_lab.bench.runner import note_drift, row_of
-from toma_lab.bench.scenario import BASELINE, Comparison, Group
 from toma_lab.bench.turns import Turns
 from toma_lab.bench.zoo import Denoiser, build
 from toma_lab.columns import Column, ColumnSpec, columns_of
@@ -63,9 +63,7 @@ def group_of(options: argparse.Namespace, denoiser: Denoiser) -> Group:
     default_size = "x".join(map(str, denoiser.default_size[:2]))
     resolution = Resolution.parse(options.resolution or default_size, denoiser.family.multiple)
     dtype = str(denoiser.dtype).removeprefix("torch.")
-    return Group(
-        denoiser.name, resolution, denoiser.default_batch, "compiled", options.compile, options.steps, None, dtype
-    )
+    return Group(denoiser.name, resolution, denoiser.default_batch, "compiled", options.compile, options.steps, dtype)
 
 
 def time_column(parent: Connection, options: argparse.Namespace, column: Column) -> None:
@@ -151,7 +149,7 @@ def run(options: argparse.Namespace) -> int:
                     continue
                 measured[child.column] = found
                 if BASELINE in measured:
-                    rows.add(row_of(group, Comparison(child.column), measured, facts, attention_of(denoiser.model)))
+                    rows.add(row_of(group, child.column, {}, measured, facts, attention_of(denoiser.model)))
     failed = [child for child in children if not isinstance(child.found, Measured)]
     for child in failed:
         print(f"Failed: {child.column.name} ({group}): {child.found}")

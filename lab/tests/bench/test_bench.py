@@ -11,8 +11,8 @@ import pytest
 import torch
 from checkpoint import save_checkpoint
 from tiny_clips import clip_folder
+from toma_lab.bench.group import BASELINE, Group, with_bounds
 from toma_lab.bench.runner import Runner
-from toma_lab.bench.scenario import BASELINE, Scenario, comparisons_of
 from toma_lab.bench.timing import Timing
 from toma_lab.bench.turns import Turns
 from toma_lab.bench.zoo import MODELS, build
@@ -168,20 +168,19 @@ class TestResuming:
 
     def test_rows_of_other_code_or_machines_do_not_count(self, copied):
         denoiser = build("sd15", small=True, device=CPU)
-        scenario = Scenario((Resolution(128, 128),), (2,), ("eager",), "block", 3, 2)
+        group = Group(denoiser.name, Resolution(128, 128), 2, "eager", "block", 3, "float32")
         specs = [ColumnSpec.parse(text) for text in METHODS.split(",")]
-        comparisons = comparisons_of(denoiser.model, specs, (0.5,), (), ("lower-bound", "floor"))
+        columns = with_bounds(denoiser.model, specs, (0.5,), (), ("lower-bound", "floor"))
         facts = gather_facts(CPU)
 
         def to_do(facts: Facts, make_parts=None, **changes):
-            changed = replace(scenario, **changes)
-            runner = Runner(changed, denoiser, comparisons, Rows(copied), facts, make_parts, None, Turns())
-            return runner.missing(runner.groups[0])
+            groups = [replace(group, **changes)]
+            return Runner(groups, denoiser, columns, 2, Rows(copied), facts, make_parts, None, Turns()).missing(*groups)
 
         assert to_do(facts) == []
         for field in asdict(facts):
             assert len(to_do(replace(facts, **{field: "another"}))) == 7
-        assert len(to_do(facts, steps=4)) == len(to_do(facts, batches=(1,))) == 7
+        assert len(to_do(facts, steps=4)) == len(to_do(facts, batch=1)) == 7
         without_pipeline = to_do(facts, lambda: None)  # those rows have no time of the pipeline
         assert len(without_pipeline) == 7
         assert without_pipeline[0] is BASELINE

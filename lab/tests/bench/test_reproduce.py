@@ -15,7 +15,20 @@ from toma_lab.columns import ColumnSpec
 from toma_lab.parsing import Resolution, split_list
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-PARTS = "presets skip methods bounds flux today video cache few-steps pipeline eager operators".split()
+PARTS = [
+    "presets",
+    "skip",
+    "methods",
+    "bounds",
+    "flux",
+    "today",
+    "video",
+    "cache",
+    "few-steps",
+    "pipeline",
+    "eager",
+    "operators",
+]
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs bash")
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from toma_lab.bench.group import BASELINE, Group
 from toma_lab.bench.measure import Measured, applied, compiled, measure, share_of_hits
-from toma_lab.bench.scenario import BASELINE, Group
 from toma_lab.bench.timing import Timing, time_runs
 from toma_lab.bench.turns import Turns
 from toma_lab.bench.zoo import MODELS, build, build_empty
@@ -17,7 +17,7 @@ from toma_diffusion.api import compiled_blocks
 from toma_diffusion.merge import Action, MergePlan
 
 CPU = torch.device("cpu")
-GROUP = Group("small", Resolution(128, 128), 1, "eager", "none", 2, None, "float32")
+GROUP = Group("small", Resolution(128, 128), 1, "eager", "none", 2, "float32")
 
 
 def ready(name: str):

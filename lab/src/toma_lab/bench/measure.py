@@ -12,8 +12,8 @@ from torch import Tensor
 
 from toma_diffusion.api import compiled_blocks
 from toma_diffusion.engine.compile import compile_denoiser
+from toma_lab.bench.group import Group
 from toma_lab.bench.pipelines import EndToEnd
-from toma_lab.bench.scenario import Group
 from toma_lab.bench.timing import (
     Generation,
     PeakMemory,
@@ -75,7 +75,8 @@ def measure(
         synchronize(denoiser.device)  # what is queued would still run while another process times
         undo.enter_context(turns.alone())
         stage("timing")
-        peak, run = PeakMemory(denoiser.device), generation.run
+        peak = PeakMemory(denoiser.device)
+        run: Callable[[], object] = generation.run
         if group.mode == "graph":  # a replayed graph allocates nothing
             with peak:
                 generation.run(few)
