@@ -26,9 +26,16 @@ MISSING = "—"
 Row = dict[str, str]
 
 
+class Cells(dict[str, str]):
+    """A row whose other columns are empty."""
+
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
 def read(name: str) -> list[Row]:
-    with (RESULTS / name).open(newline="") as file:
-        return [row | {"file": name} for row in csv.DictReader(file)]
+    with (RESULTS / name).open(newline="", encoding="utf-8") as file:
+        return [Cells(row | {"file": name}) for row in csv.DictReader(file)]
 
 
 def read_equal_cost(model: str) -> list[Row]:
