@@ -17,6 +17,7 @@ from toma_lab.report.paper_table import paper_table
 from toma_lab.report.pictures import Film, data_uri, film_of
 from toma_lab.report.plots import gain_against_distance, legend, speed_against_quality
 from toma_lab.rows import Row as Measured
+from toma_lab.rows import number
 from toma_lab.table import FORMATS, HEADINGS
 
 REPORT = "report.html"
@@ -138,10 +139,12 @@ def picture_of(path: Path, title: str, alt: str, figures: tuple[str, ...], *, cl
 
 
 def _figures(row: Measured) -> tuple[str, ...]:
-    found = [f"{row['seconds']:.3g} s"] if "seconds" in row else []
-    for name in (name for name in CAPTION_METRICS if name in row):
-        unit = " dB" if name == "psnr" else ""
-        found.append(f"{HEADINGS[name].rstrip(' ↑↓')} {row[name]:{FORMATS[name]}}{unit}")
+    seconds = number(row, "seconds")
+    found = [] if seconds is None else [f"{seconds:.3g} s"]
+    for name in CAPTION_METRICS:
+        if (value := number(row, name)) is not None:
+            unit = " dB" if name == "psnr" else ""
+            found.append(f"{HEADINGS[name].rstrip(' ↑↓')} {value:{FORMATS[name]}}{unit}")
     return tuple(found)
 
 
