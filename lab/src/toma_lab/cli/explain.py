@@ -58,8 +58,8 @@ def explain(
     from toma_diffusion.files import check_writable
 
     console = Console(markup=False)
-    divided = {} if region == "global" else {"num_regions": num_regions}
-    config = Merge(region=region, assign=assign, scale=scale, distance_weight=0.0, **divided)
+    count = None if region == "global" else num_regions
+    config = Merge(region=region, num_regions=count, assign=assign, scale=scale, distance_weight=0.0)
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"output {str(output)!r} has no known format: end it in .png, .pdf or .svg.")
     if model and image is not None:
