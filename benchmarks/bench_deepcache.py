@@ -17,7 +17,7 @@ import torch
 from DeepCache import DeepCacheSDHelper
 from toma_lab.bench.models import Denoiser, build
 from toma_lab.bench.timing import time_runs
-from toma_lab.experiments.facts import gather_facts
+from toma_lab.facts import gather_facts
 
 from toma_diffusion.files import replacing
 

@@ -29,8 +29,8 @@ from toma_lab.bench.runner import BASELINE_CELL, row_of
 from toma_lab.bench.scenario import Comparison, Group
 from toma_lab.bench.turns import Turns
 from toma_lab.experiments.cells import Cell, MethodSpec, cells_of
-from toma_lab.experiments.facts import gather_facts
-from toma_lab.experiments.parsing import Resolution, split_list
+from toma_lab.facts import gather_facts
+from toma_lab.parsing import Resolution, split_list
 
 READY, GO = "ready", "go"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from toma_lab.experiments.facts import gather_facts
+from toma_lab.facts import gather_facts
 from torch import Tensor
 
 from toma_diffusion import Action, Grid, MergePlan, ToMAConfig

@@ -7,14 +7,12 @@ Every number of steps is a panel. The file follows the reader's light or dark co
 
 import argparse
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from table_rows import AS_IT_WAS, SKIPPING
-from toma_lab.evaluation import Variant
+from table_rows import AS_IT_WAS, SKIPPING, line_of, point_of, setting_of
 from toma_lab.report.front import Curves, Point, draw
 
 ROOT = Path(__file__).parents[1]
@@ -49,29 +47,25 @@ def curves_of(rows: list[Row]) -> Curves:
     """Points by the title of their line. Rows without a gain, and images that did not change, are left out."""
     curves: dict[str, list[Point]] = {}
     for row in rows:
-        variant = Variant.from_dict(json.loads(row["variant"]))
         if row["run"] in RUNS and row["gain"] and row["lpips"] and float(row["lpips"]):
-            label = variant.name if variant.name in SKIPPING else variant.point
-            curves.setdefault(_title(row, variant), []).append(Point(float(row["gain"]), float(row["lpips"]), label))
+            label = row["method"] if row["method"] in SKIPPING else point_of(row)
+            curves.setdefault(_title(row), []).append(Point(float(row["gain"]), float(row["lpips"]), label))
     return curves
 
 
-def _title(row: Row, variant: Variant) -> str:
-    """Of a line: the method, with its settings; our presets that skip steps are one line."""
-    if variant.name in SKIPPING and row["changed"] in ("", LEARNED):
+def _title(row: Row) -> str:
+    """Of a line: the method, with its settings; our presets that skip steps are one line. How clips are merged is in
+    the name of the part, and in the frames of a region."""
+    if row["method"] in SKIPPING and row["changed"] in ("", LEARNED):
         return ", ".join(filter(None, (LINE_OF_PRESETS, row["changed"])))
+    name, settings = line_of(row)
     if row["changed"].startswith(AS_IT_WAS):
-        return f"{variant.name} as it was"
-    if row.get("frames") and variant.config is not None:
-        return _title_of_clips(row, variant)
-    return ", ".join(filter(None, variant.family))
-
-
-def _title_of_clips(row: Row, variant: Variant) -> str:
-    """Of a line of clips that are merged: how is in the name of the part, and in the frames of a region."""
-    if row["run"] == "frames":
-        return f"{variant.name} within frames" if row["region_frames"] == "1" else f"{variant.name} of other regions"
-    return variant.name
+        return f"{name} as it was"
+    if row.get("frames") and row["ratio"]:
+        if row["run"] == "frames":
+            return f"{name} within frames" if setting_of(row, "region_frames") == "1" else f"{name} of other regions"
+        return name
+    return ", ".join(filter(None, (name, settings)))
 
 
 def figure_of(rows: list[Row]) -> Figure:

@@ -1,6 +1,5 @@
 """Tables of quality: how near images and clips stay, at which gain in time."""
 
-import json
 import re
 from collections.abc import Callable
 
@@ -15,12 +14,11 @@ from table_rows import (
     gain_of,
     head,
     label_of_quality,
+    point_of,
     read,
     read_equal_cost,
+    setting_of,
 )
-from toma_lab.evaluation import Variant
-
-from toma_diffusion.merge.config import SHARES
 
 NOMINAL_GAINS = (1.15, 1.25, 1.33, 1.43, 1.67, 2.0, 2.5)
 """Lines of fewer steps in the table of equal time. A number of steps belongs to the nearest."""
@@ -70,6 +68,8 @@ USUAL_CHANGES = ("skip_blocks=[]", "ratio=0.25", "ratio=0.5")
 """What rows of clips have in common, or say in another way."""
 LEFT_OUT = ("scope=block", "method=toma-once")
 """Rows of a comparison that say the same once more."""
+SHARED = ("plan", "destinations", "nothing")
+"""What runs of blocks share, the most first."""
 CACHES = {
     "deepcache": "DeepCache",
     "first-block-cache": "FirstBlockCache",
@@ -204,7 +204,7 @@ def front_table(model: str) -> str:
     for row in rows:
         if row["run"] in FEWER:
             nearest = min(NOMINAL_GAINS, key=lambda gain: abs(gain - float(row["gain"])))
-            fewer[nearest][row["steps"]] = f"{figure(row['lpips'], 3)} ({_point(row)})"
+            fewer[nearest][row["steps"]] = f"{figure(row['lpips'], 3)} ({point_of(row)})"
     for gain, found_by_steps in fewer.items():
         if found_by_steps:
             cells = [found_by_steps.get(each, "") for each in steps]
@@ -239,7 +239,7 @@ def frames_table(model: str) -> str:
     rows = [row for row in read(f"quality_{model}.csv") if row["run"] == "frames"]
     steps = sorted({row["steps"] for row in rows}, key=int)
     lines = head(" | ".join(["regions", "removed", *(f"{number} steps: gain, LPIPS, flicker" for number in steps)]))
-    found = {(row["ratio"], int(row["region_frames"]), row["steps"]): row for row in rows}
+    found = {(row["ratio"], int(setting_of(row, "region_frames") or 4), row["steps"]): row for row in rows}
     for ratio, frames in sorted({key[:2] for key in found}):
         title = "inside a frame" if frames == 1 else f"over {frames} frames"
         cells = [_cell_of_clips(found.get((ratio, frames, number))) for number in steps]
@@ -261,7 +261,7 @@ def _named_clip(row: Row) -> str:
 def _cell_of_clips(row: Row | None) -> str:
     if row is None:
         return ""
-    steps = f" ({_point(row)})" if row["run"] in FEWER else ""
+    steps = f" ({point_of(row)})" if row["run"] in FEWER else ""
     return f"{gain_of(row)}, {figure(row['lpips'], 3)}, {figure(row['flicker'], 2)}{steps}"
 
 
@@ -309,7 +309,7 @@ def settings_table(part: str) -> str:
         for row in rows:
             parts = [each for each in row["changed"].split("; ") if each not in common]
             value = next((each.partition("=")[2] for each in parts if by and each.partition("=")[0] == by), "")
-            value = value or (row[by] if by else name)
+            value = value or (setting_of(row, by) if by else name)
             title = ", ".join(f"`{each}`" for each in parts if each.partition("=")[0] != by)
             if by != "ratio" and len({each["ratio"] for each in rows}) > 1:
                 title += f", {float(row['ratio']):.0%} removed"
@@ -374,11 +374,6 @@ def _left_over(row: Row) -> str:
     return f" ({row['shortcuts'].removeprefix('steps:')})" if row["run"] == "combined" else ""
 
 
-def _point(row: Row) -> str:
-    """The number of steps, the ratio or the interval of a row."""
-    return Variant.from_dict(json.loads(row["variant"])).point
-
-
 def _named(row: Row) -> str:
     """A row of the table of equal time."""
     if row["run"] == "caches":
@@ -392,7 +387,7 @@ def _named(row: Row) -> str:
 
 def _in_order(text: str) -> list[tuple[float, str]]:
     """To sort settings by their numbers, and what is shared from everything to nothing."""
-    text = {name: str(place) for place, name in enumerate(SHARES)}.get(text, text)
+    text = {name: str(place) for place, name in enumerate(SHARED)}.get(text, text)
     parts = re.split(r"(\d+(?:\.\d+)?)", text)
     return [(float(part), "") if part[:1].isdigit() else (-1.0, part) for part in parts]
 

@@ -1,7 +1,11 @@
 """What the tables share: the rows of benchmarks/results/, and how cells are written."""
 
 import csv
+import json
 from pathlib import Path
+from typing import Any
+
+from toma_lab.columns import parse_shortcut, shortcut_class
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -10,8 +14,11 @@ USUAL_STEPS = "20"
 """Of the README's table, and by which others are ordered."""
 SKIPPING = ("balanced", "fast", "faster")
 """The presets that skip steps."""
-AS_IT_WAS = "num_regions=64; distance_weight=0.0; guidance_parts=1; share=plan; skip_blocks=[]"
-"""How the changes of `toma-stage` as it was begin: `BEFORE` in quality.py."""
+AS_IT_WAS = tuple(
+    f"num_regions=64; distance_weight=0.0; guidance_parts=1; {shared}; skip_blocks=[]"
+    for shared in ("share=plan", "share_plan=True")
+)
+"""How the changes of `toma-stage` as it was begin: `BEFORE` in quality_columns.py, in rows of old and of today."""
 COMPUTED_STEPS = "computed steps"
 """The source of a gain that is no time."""
 MISSING = "—"
@@ -29,6 +36,31 @@ def read_equal_cost(model: str) -> list[Row]:
     name = f"quality_{model}.csv"
     rows = read(name) if (RESULTS / name).exists() else []
     return rows if any(row["run"] == "skip" for row in rows) else read(f"quality_{model}_cpu.csv")
+
+
+def line_of(row: Row) -> tuple[str, str]:
+    """The method of a row, and its settings without the one that trades time for quality: one line of a plot."""
+    method, *_ = row["method"].split("+")
+    if shortcut_class(method) is not None:
+        return parse_shortcut(row["shortcuts"]).line
+    shortcuts = [f"+ {parse_shortcut(text).title}" for text in row["shortcuts"].split("+") if text]
+    return method, ", ".join(filter(None, (row["changed"].replace("; ", ", "), *shortcuts)))
+
+
+def point_of(row: Row) -> str:
+    """The ratio, the number of steps, the threshold or the interval of a row."""
+    method, *_ = row["method"].split("+")
+    if shortcut_class(method) is not None:
+        return parse_shortcut(row["shortcuts"]).point
+    return "" if method in SKIPPING else row["ratio"].removesuffix(".0")
+
+
+def setting_of(row: Row, name: str) -> str:
+    """A setting of merging. Older rows have a column for each."""
+    if name in row or not row.get("column"):
+        return row.get(name, "")
+    own: dict[str, Any] = json.loads(row["column"])["own"] or {}
+    return str((own.get("merge") or {"settings": {}})["settings"].get(name, ""))
 
 
 def gain_of(row: Row | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import IO, Any
 from uuid import uuid4
 
 from toma_diffusion.errors import UsageError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_writable(path: Path) -> None:
@@ -39,15 +42,53 @@ def _reason(error: OSError) -> str:
 @contextmanager
 def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a temporary file for text (`w`) or bytes (`wb`), which replaces `path` at the end of the `with` block. If
-    the process dies before, the old file stays as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")  # processes of several machines may share a folder
+    the process dies before, the old file stays as it was.
+
+    Raises:
+        UsageError: The disk is full.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")  # threads and machines may share a folder
     encoding, newline = (None, None) if "b" in mode else ("utf-8", "")
-    try:
-        with temporary.open(mode, encoding=encoding, newline=newline) as file:
-            yield file
-            file.flush()
+    with _disk_full_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open(mode, encoding=encoding, newline=newline) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a file; when this returns, it is on the disk. What a killed process left of a line is ended
+    first, so that it spoils no other.
+
+    Raises:
+        UsageError: The disk is full.
+    """
+    with _disk_full_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+            is_cut_off = bool(size) and file.read(1) != b"\n"
+            content = (b"\n" if is_cut_off else b"") + line.encode() + b"\n"
+            if file.write(content) != len(content):  # a full disk takes a part without an error
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _disk_full_explained(path: Path) -> Iterator[None]:
+    """One error in place of that of writing and that of closing the file afterwards."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise UsageError(
+            f"{str(path)!r} cannot be written: the disk is full. Free some space; the same command goes on."
+        ) from None

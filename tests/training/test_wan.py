@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 from toma_diffusion_demo import loading, model_folder
 from toma_diffusion_demo.loading import WEIGHTS, FrameAutoencoder, load_transformer, wan_pipeline
-from toma_lab.bench import models as bench_models
+from toma_lab.bench import zoo
 from toma_lab.pipelines.checkpoints import open_pipeline
 from toma_lab.pipelines.clips import ClipRequest, generate_clip
 
@@ -422,8 +422,8 @@ class TestMerging:
             assert handle.summary().steps == (3, 3)
 
     def test_the_bench_calls_it_as_its_pipeline_does(self, work, opened):
-        denoiser = bench_models.load(str(work / "pipeline"), device=CPU)
-        assert (denoiser.default_size, denoiser.frames_of(None)) == ("256x256", 16)
+        denoiser = zoo.load(str(work / "pipeline"), device=CPU)
+        assert denoiser.default_size == (256, 256, 16)
         inputs = denoiser.inputs(1, 64, 64, frames=4)
         seen = {}
         opened.transformer.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)

@@ -11,7 +11,7 @@ import pytest
 from toma_lab.bench.inputs import FAMILIES
 from toma_lab.bench.published import MODELS
 from toma_lab.experiments.cells import MethodSpec
-from toma_lab.experiments.parsing import Resolution, split_list
+from toma_lab.parsing import Resolution, split_list
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "reproduce.sh"
 

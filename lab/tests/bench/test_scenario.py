@@ -1,96 +1,42 @@
-"""What is asked for: methods, cells and the bounds they share."""
+"""What is asked for: groups, columns and the bounds they share."""
 
 import json
-import math
 
 import pytest
 import torch
-from toma_lab.bench.models import build
-from toma_lab.bench.scenario import Scenario, compare
-from toma_lab.experiments.cells import Cell, MethodSpec
-from toma_lab.experiments.parsing import Resolution, split_list
-
-from toma_diffusion import ToMAConfig
+from toma_lab.bench.scenario import Comparison, Scenario
+from toma_lab.bench.scenario import comparisons_of as of_specs
+from toma_lab.bench.zoo import build
+from toma_lab.columns import ColumnSpec
+from toma_lab.parsing import Resolution, split_list
 
 CPU = torch.device("cpu")
 BOUNDS = ("lower-bound", "floor")
 SETTINGS = {
-    "methods": (),
-    "ratios": (0.5,),
-    "scopes": (),
     "resolutions": (Resolution(64, 64),),
     "batches": (1,),
     "modes": ("eager",),
     "compile": "block",
     "steps": 3,
     "repeats": 2,
-    "bounds": BOUNDS,
-    "pipeline": False,
-    "cache": None,
 }
 
 
-class TestMethods:
-    @pytest.mark.parametrize(
-        ("text", "preset", "overrides"),
-        [
-            ("toma", "toma", {}),
-            ("toma:scale=inf", "toma", {"scale": "inf"}),
-            (" toma-stage:num_regions=256; scope=block", "toma-stage", {"num_regions": 256, "scope": "block"}),
-            ("toma:sites=(attn,ff);window=(0.2,1.0)", "toma", {"sites": ("attn", "ff"), "window": (0.2, 1.0)}),
-            ("toma:skip_blocks=(3,)", "toma", {"skip_blocks": (3,)}),
-            ("toma:scale=1e2", "toma", {"scale": 100.0}),
-            ("tomesd", "tomesd", {}),
-            ("tomesd:cell=(3,3);random=False", "tomesd", {"cell": (3, 3), "random": False}),
-            ("tofu:prune_share=0.25", "tofu", {"prune_share": 0.25}),
-            ("todo:deeper_factors=(2,)", "todo", {"deeper_factors": (2,)}),
-        ],
-    )
-    def test_parsing(self, text, preset, overrides):
-        assert MethodSpec.parse(text) == MethodSpec(preset, tuple(overrides.items()))
-
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("tomas", "preset='tomas' is not known.*Did you mean 'toma'"),
-            ("toma:scala=3", "'scala' is not a field of ToMAConfig.*Did you mean 'scale'"),
-            ("toma:scope=everywhere", "scope='everywhere' is not known"),
-            ("toma:num_regions=2.5", "num_regions=2.5 is not allowed"),
-            ("toma:scale", "'scale' is not a setting"),
-            ("toma:ratio=0.3", "an option of its own"),
-            ("tomesd:scope=block", "'scope' is not a field of ToMeSDConfig"),
-            ("tomesb", "preset='tomesb' is not known.*Did you mean 'tomesd'"),
-        ],
-    )
-    def test_errors_quote_the_value(self, text, message):
-        with pytest.raises(ValueError, match=message):
-            MethodSpec.parse(text)
-
-    def test_commas_in_parentheses_do_not_separate(self):
-        assert split_list("toma, toma-stage:skip_blocks=(1,2);scale=2,,x") == [
-            "toma",
-            "toma-stage:skip_blocks=(1,2);scale=2",
-            "x",
-        ]
+def comparisons_of(model, methods: str, *settings) -> list[Comparison]:
+    return of_specs(model, [ColumnSpec.parse(text) for text in split_list(methods)], *settings)
 
 
-class TestResolution:
-    @pytest.mark.parametrize(("text", "sides"), [("64", (64, 64)), ("128x64", (128, 64))])
-    def test_parsing(self, text, sides):
-        assert Resolution.parse(text, 16) == Resolution(*sides)
-
-    @pytest.mark.parametrize("text", ["72", "64x", "64x64x64", "big", "0", "-64", ""])
-    def test_errors_quote_the_value(self, text):
-        with pytest.raises(ValueError, match=f"'{text}'.*multiples of 16"):
-            Resolution.parse(text, 16)
+@pytest.fixture(scope="module")
+def sd15():
+    return build("sd15", small=True, device=CPU).model
 
 
 class TestScenario:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"modes": ("eagre",)}, "'eagre'"),
-            ({"compile": "all"}, "'all'"),
+            ({"modes": ("eagre",)}, "mode='eagre' is not known.*Did you mean 'eager'"),
+            ({"compile": "all"}, "compile='all'"),
             ({"modes": ("compiled",), "compile": "none"}, "--compile block"),
             ({"steps": 0}, "steps=0"),
             ({"repeats": -1}, "repeats=-1"),
@@ -113,78 +59,76 @@ class TestScenario:
             (2, "compiled", "block"),
         ]
 
+    @pytest.mark.parametrize(
+        ("method", "message"),
+        [
+            ("deepcache:2", "needs a pipeline"),
+            ("first-block-cache:0.1", "mode 'graph' cannot follow"),
+            ("steps:9", "9"),
+        ],
+    )
+    def test_methods_that_cannot_be_timed_so(self, method, message):
+        model = build("sd15" if "deep" in method else "flux", small=True, device=CPU).model
+        (comparison,) = comparisons_of(model, method, [], [], ())
+        with pytest.raises(ValueError, match=message):
+            Scenario(**SETTINGS | {"modes": ("graph",)}).check(comparison.column)
 
-class TestCells:
-    def test_settings_are_what_differs_and_what_was_set(self):
-        config = ToMAConfig.from_preset("toma", ratio=0.25, scale=math.inf, num_regions=64, scope="block")
-        cell = Cell("toma", config, ("scale", "num_regions", "scope"))
-        assert cell.settings == '{"distance_weight":0.0,"num_regions":64,"scale":"inf","share":"plan"}'
-        assert cell.key["scope"], cell.key["ratio"] == ("block", "0.25")
 
-    def test_bounds_follow_the_method_and_are_shared(self):
-        model = build("sd15", small=True, device=CPU).model
-        texts = ("toma", "toma:select_every=2", "toma:reweigh_every=2", "toma-tile", "toma-stage")
-        methods = [MethodSpec.parse(text) for text in texts]
-        toma, often, weighed, tile, fast = compare(model, methods, [0.5], [], bounds=BOUNDS)
+class TestComparisons:
+    def test_bounds_follow_the_method_and_are_shared(self, sd15):
+        texts = "toma,toma:select_every=2,toma:reweigh_every=2,toma-tile,toma-stage"
+        toma, often, weighed, tile, stage = comparisons_of(sd15, texts, [0.5], [], BOUNDS)
         assert toma.lower_bound == often.lower_bound == weighed.lower_bound != tile.lower_bound
-        assert toma.floor == often.floor == tile.floor != fast.floor
-        assert toma.lower_bound.config == ToMAConfig.from_preset("toma", selection="none")
-        assert fast.lower_bound.config == ToMAConfig.from_preset(
-            "toma-stage", selection="none", select_every=10, reweigh_every=5
-        )
-        assert fast.floor.config.selection == "slice"
-        assert fast.floor.config.scope == "stage"
+        assert toma.floor == often.floor == tile.floor != stage.floor
+        assert [column.name for column in stage.references] == ["lower-bound", "floor"]
+        assert stage.floor.key["scope"] == stage.lower_bound.key["scope"] == "stage"
+
+    def test_only_the_bounds_that_are_wanted(self, sd15):
+        (comparison,) = comparisons_of(sd15, "toma", [0.5], [], ["floor"])
+        assert [column.name for column in comparison.references] == ["floor"]
+        with pytest.raises(ValueError, match="bound='ceiling'"):
+            comparisons_of(sd15, "toma", [0.5], [], ["ceiling"])
 
     def test_family_defaults_are_those_of_apply_toma(self):
         model = build("flux", small=True, device=CPU).model
-        (comparison,) = compare(model, [MethodSpec.parse("toma")], [0.5], [], bounds=BOUNDS)
-        skipped = (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)
-        assert comparison.cell.config.select_every == 1
-        for cell in (comparison.cell, *comparison.references):
-            assert cell.config.skip_blocks == skipped
-            assert json.loads(cell.settings)["skip_blocks"] == list(skipped)
+        (comparison,) = comparisons_of(model, "toma", [0.5], [], BOUNDS)
+        for column in (comparison.column, *comparison.references):
+            assert json.loads(column.key["settings"])["skip_blocks"] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
 
-    def test_scopes_and_ratios_multiply(self):
-        model = build("sd15", small=True, device=CPU).model
-        cells = [c.cell for c in compare(model, [MethodSpec("toma")], [0.25, 0.5], ["block", "stage"], bounds=())]
-        assert [(cell.config.scope, cell.config.ratio) for cell in cells] == [
-            ("block", 0.25),
-            ("block", 0.5),
-            ("stage", 0.25),
-            ("stage", 0.5),
+    def test_scopes_and_ratios_multiply(self, sd15):
+        columns = [
+            comparison.column for comparison in comparisons_of(sd15, "toma", [0.25, 0.5], ["block", "stage"], ())
+        ]
+        assert [(column.key["scope"], column.key["ratio"]) for column in columns] == [
+            ("block", "0.25"),
+            ("block", "0.5"),
+            ("stage", "0.25"),
+            ("stage", "0.5"),
         ]
 
-    def test_other_methods_have_no_bounds_and_no_scopes(self):
-        model = build("sd15", small=True, device=CPU).model
-        methods = [MethodSpec.parse(text) for text in ("tomesd", "tofu:seed=3", "todo", "tomesd:cell=(4,4)")]
-        comparisons = compare(model, methods, [0.5, 0.75, 0.9], ["block", "stage"], bounds=BOUNDS)
-        assert [(c.cell.method, c.cell.config.ratio) for c in comparisons] == [
-            ("tomesd", 0.5),
-            ("tomesd", 0.75),
-            ("tofu", 0.5),
-            ("tofu", 0.75),
-            ("todo", 0.75),
-            ("tomesd", 0.5),
-            ("tomesd", 0.75),
-            ("tomesd", 0.9),
+    def test_other_methods_have_no_bounds_and_no_scopes(self, sd15):
+        texts = "steps:2,tomesd,tofu:seed=3,todo,tomesd:cell=(4,4)"
+        comparisons = comparisons_of(sd15, texts, [0.5, 0.75, 0.9], ["block", "stage"], BOUNDS)
+        assert [(c.column.name, c.column.key["ratio"]) for c in comparisons] == [
+            ("steps", ""),
+            ("tomesd", "0.5"),
+            ("tomesd", "0.75"),
+            ("tofu", "0.5"),
+            ("tofu", "0.75"),
+            ("todo", "0.75"),
+            ("tomesd", "0.5"),
+            ("tomesd", "0.75"),
+            ("tomesd", "0.9"),
         ]
-        assert all(not c.references for c in comparisons)
-        keys = [c.cell.key for c in comparisons]
-        assert all((key["scope"], key["assign"]) == ("module", "") for key in keys)
-        assert keys[2]["settings"] == '{"seed":3}'
-        assert keys[0]["settings"] == "{}"
+        assert all(not comparison.references for comparison in comparisons)
+        assert comparisons[3].column.key["settings"] == '{"seed":3}'
 
-    def test_a_method_that_can_have_none_of_the_ratios(self):
-        model = build("sd15", small=True, device=CPU).model
+    def test_a_method_that_can_have_none_of_the_ratios(self, sd15):
         with pytest.raises(ValueError, match=r"ratio=0\.5 is not allowed: every n-th row"):
-            compare(model, [MethodSpec.parse("todo")], [0.5], [], bounds=BOUNDS)
+            comparisons_of(sd15, "todo", [0.5], [], BOUNDS)
 
-    def test_planning_leaves_the_model_alone(self):
-        model = build("sd15", small=True, device=CPU).model
-        compare(model, [MethodSpec("toma")], [0.5], [], bounds=BOUNDS)
-        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-    def test_what_apply_toma_refuses_is_refused(self):
-        model = build("sd15", small=True, device=CPU).model
+    def test_planning_leaves_the_model_alone(self, sd15):
+        comparisons_of(sd15, "toma", [0.5], [], BOUNDS)
         with pytest.raises(ValueError, match=r"skip_blocks=\(99,\) names block 99"):
-            compare(model, [MethodSpec.parse("toma:skip_blocks=(99,)")], [0.5], [], bounds=BOUNDS)
+            comparisons_of(sd15, "toma:skip_blocks=(99,)", [0.5], [], BOUNDS)
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in sd15.modules())

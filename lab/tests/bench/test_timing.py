@@ -1,29 +1,23 @@
 """Runs: a generation's schedule really happens in each, and nothing is left behind."""
 
-import importlib
 from collections import Counter
-from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
-from toma_lab.bench import caching
-from toma_lab.bench.measure import measure
-from toma_lab.bench.models import build
-from toma_lab.bench.published import SD3, SD35_LARGE, SMALL_SD35
-from toma_lab.bench.scenario import Group
-from toma_lab.bench.timing import Generation, StepKind, Timing, compile_model, forget_compiled
+from toma_lab.bench.measure import Measured, applied, compile_model, forget_compiled, measure, share_of_hits
+from toma_lab.bench.scenario import BASELINE, Group
+from toma_lab.bench.timing import Timing, time_runs
 from toma_lab.bench.turns import Turns
-from toma_lab.bench.weights import build_empty
-from toma_lab.experiments.cells import Cell
-from toma_lab.experiments.parsing import Resolution
-from toma_lab.experiments.shortcuts import parse_shortcut
+from toma_lab.bench.zoo import MODELS, build, build_empty
+from toma_lab.columns import ColumnSpec, columns_of
+from toma_lab.parsing import Resolution
 
-from toma_diffusion import Action, MergePlan, apply_toma
 from toma_diffusion.api import compiled_blocks
-from toma_diffusion.merge.config import ToMAConfig
+from toma_diffusion.merge import Action, MergePlan
 
 CPU = torch.device("cpu")
-SIDE = 128
+GROUP = Group("small", Resolution(128, 128), 1, "eager", "none", 2, None, "float32")
 
 
 def ready(name: str):
@@ -32,102 +26,57 @@ def ready(name: str):
     return denoiser
 
 
-def generation_of(denoiser, steps: int) -> Generation:
-    return Generation(denoiser.model, [denoiser.inputs(1, SIDE, SIDE)] * steps)
+def column_of(denoiser, text: str, ratio: float = 0.5):
+    return columns_of(denoiser.model, [ColumnSpec.parse(text)], [ratio])[0]
 
 
-@contextmanager
-def merged(generation: Generation, *settings, **overrides):
-    with apply_toma(generation.model, *settings, **overrides) as generation.handle:
-        yield
-    generation.handle = None
+def generation_of(denoiser, text: str = "", steps: int = 2, *, moves: bool = False):
+    column = column_of(denoiser, text) if text else BASELINE
+    return applied(column, denoiser, replace(GROUP, steps=steps), moves=moves)
 
 
-@pytest.fixture
-def updates(monkeypatch):
-    """What plans are really asked to do: (plan, action) in order."""
-    seen = []
-    update = MergePlan.update
+def measured(denoiser, column=BASELINE, group=GROUP, stage=str, turns=None) -> Measured:
+    return measure(denoiser, group, column, repeats=1, end_to_end=None, turns=turns or Turns(), stage=stage)
+
+
+@pytest.mark.parametrize("name", ["sd15", "flux", "sd35"])
+def test_every_run_follows_the_schedule_with_the_same_buffers(name, monkeypatch):
+    updates, plans, update = [], [], MergePlan.update
 
     def spy(plan, tokens, action):
-        seen.append((plan, action))
+        updates.append((id(plan), action))
         update(plan, tokens, action)
 
     monkeypatch.setattr(MergePlan, "update", spy)
-    return seen
-
-
-class TestGeneration:
-    @pytest.mark.parametrize("name", ["sd15", "flux", "sd35"])
-    def test_every_run_follows_the_schedule_with_the_same_buffers(self, name, updates):
-        generation = generation_of(ready(name), steps=7)
-        with merged(generation, "toma-stage", num_regions=4, select_every=4, reweigh_every=2):
-            plans = []
-            for _ in range(2):
-                updates.clear()
-                generation.run()
-                plans.append({id(plan) for plan, _ in updates})
-                for plan in plans[-1]:
-                    actions = Counter(action for each, action in updates if id(each) == plan)
-                    assert actions == {Action.SELECT: 2, Action.REWEIGH: 2}
-            assert plans[0] == plans[1] != set()
-            cycle = [Action.SELECT, Action.REUSE, Action.REWEIGH, Action.REUSE]
-            assert [kind.action for kind in generation.kinds()] == (cycle * 2)[:7]
-
-    def test_a_window_counts_the_steps_of_the_run(self, updates):
-        generation = generation_of(ready("sd35"), steps=4)
-        with merged(generation, "toma-stage", num_regions=4, window=(0.5, 1.0), select_every=10, reweigh_every=5):
+    with generation_of(ready(name), "toma-stage:num_regions=4;select_every=4;reweigh_every=2", steps=7) as generation:
+        for _ in range(2):
+            updates.clear()
             generation.run()
-            assert [action for _, action in updates] == [Action.SELECT]
-            kinds = [StepKind(), StepKind(), StepKind(False, Action.SELECT), StepKind(False, Action.REUSE)]
-            assert generation.kinds() == kinds
-            assert generation.last_kind() == kinds[-1]
+            plans.append({plan for plan, _ in updates})
+            for plan in plans[-1]:
+                actions = Counter(action for each, action in updates if each == plan)
+                assert actions == {Action.SELECT: 2, Action.REWEIGH: 2}
+    assert plans[0] == plans[1] != set()
 
-    def test_last_kind_is_what_the_call_did(self):
-        generation = generation_of(ready("sd35"), steps=3)
-        assert generation.kinds() == [StepKind()] * 3
-        with merged(generation, "toma-stage", num_regions=4, select_every=2, reweigh_every=2), torch.no_grad():
-            generation.begin()
-            done = []
-            for step in range(3):
-                generation.call(step)
-                done.append(generation.last_kind())
-            assert done == generation.kinds()
-            assert [kind.action for kind in done] == [Action.SELECT, Action.REUSE, Action.SELECT]
 
-    def test_steps_that_show_everything(self):
-        generation = generation_of(ready("sd15"), steps=4)
-        assert generation.representative_steps() == 1
-        with merged(generation, "toma-stage", num_regions=4, select_every=1):
-            assert generation.representative_steps() == 2
-        with merged(generation, "toma-stage", num_regions=4, select_every=2, reweigh_every=2):
-            assert generation.representative_steps() == 4
-        with merged(generation, "fast", computed=(0, 2)):
-            assert generation.representative_steps() == 4
-
-    @pytest.mark.parametrize(
-        "settings", [{"ratio": 0.0}, {"ratio": 0.5, "num_regions": 4, "select_every": 2, "reweigh_every": 2}]
-    )
-    def test_skipped_steps_are_of_a_kind_of_their_own(self, settings):
-        generation = generation_of(ready("sd15"), steps=6)
-        skipped = [False, True, False, True, True, False]
-        with merged(generation, "toma-stage", skip={"computed": (0, 2, 5)}, **settings), torch.no_grad():
-            for _ in range(2):
-                generation.begin()
-                done = []
-                for step in range(6):
-                    generation.call(step)
-                    done.append(generation.last_kind())
-                assert done == generation.kinds()
-                assert [kind.is_skipped for kind in done] == skipped
-        chosen = [kind.action for kind in done if not kind.is_skipped]
-        merges = [Action.SELECT, Action.REUSE, Action.SELECT]  # skipped steps do not count
-        assert chosen == (merges if settings["ratio"] else [None] * 3)
+def test_skipped_steps_are_the_same_in_every_run():
+    denoiser = ready("sd15")
+    calls = []
+    with generation_of(denoiser, "fast:computed=(0,2,5)", steps=6) as generation:
+        counting = denoiser.model.conv_in.register_forward_hook(lambda *_: calls.append(1))
+        for _ in range(2):
+            calls.clear()
+            generation.run()
+            assert len(calls) == 3
+        counting.remove()
 
 
 def test_percentiles():
     assert Timing.of([3.0]) == Timing(3.0, 3.0, 3.0)
     assert Timing.of([5.0, 1.0, 2.0, 4.0, 3.0, 6.0]) == Timing(3.5, 2.0, 5.0)
+    runs = []
+    assert time_runs(lambda: runs.append(1), 3, 10, CPU).median > 0
+    assert len(runs) == 3
 
 
 class TestCompiled:
@@ -135,31 +84,30 @@ class TestCompiled:
     def test_equals_eager_and_is_undone(self, name, how):
         """Z-Image takes and returns lists of samples."""
         denoiser = ready(name)
-        generation = generation_of(denoiser, steps=2)
-        eager = generation.run()
-        compile_model(generation_of(denoiser, 1), how, backend="aot_eager")
-        generation.run()
-        with torch.compiler.set_stance("fail_on_recompile"):
+        with generation_of(denoiser) as generation:
+            eager = generation.run()
+            compile_model(generation, how, backend="aot_eager")
+            generation.run()
+            with torch.compiler.set_stance("fail_on_recompile"):
+                torch.testing.assert_close(generation.run(), eager, atol=1e-5, rtol=1e-4)
+            forget_compiled(denoiser.model, free=True)
             torch.testing.assert_close(generation.run(), eager, atol=1e-5, rtol=1e-4)
-        forget_compiled(denoiser.model, free=True)
-        torch.testing.assert_close(generation.run(), eager, atol=1e-5, rtol=1e-4)
         assert all(module._compiled_call_impl is None for module in denoiser.model.modules())
 
     def test_block_by_block_has_transformers_and_convolutions(self):
-        names = Counter(
-            type(module).__name__ for module in compiled_blocks(build("sdxl", small=False, device=CPU).model)
-        )
+        model = build("sdxl", small=False, device=CPU).model
+        names = Counter(type(module).__name__ for module in compiled_blocks(model))
         assert names == {"BasicTransformerBlock": 70, "ResnetBlock2D": 17}
 
     @pytest.mark.slow
-    def test_a_cell_with_inductor(self):
+    def test_a_column_with_inductor(self):
         denoiser = build("sd35", small=True, device=CPU)
-        denoiser.model = build_empty(SD3, {**SD35_LARGE, **SMALL_SD35, "num_layers": 1})
+        config = MODELS["sd35"]["config"] | MODELS["sd35"]["small"]["config"]
+        denoiser.model = build_empty(MODELS["sd35"]["class"], config | {"num_layers": 1})
         denoiser.materialize()
-        group = Group("sd35", Resolution(SIDE, SIDE), 1, "compiled", "block", 2, None, "float32")
         stages = []
-        cell = Cell("toma-stage", ToMAConfig.from_preset("toma-stage", num_regions=4, skip_blocks=()))
-        found = measure(denoiser, group, cell, repeats=1, end_to_end=None, turns=Turns(), stage=stages.append)
+        column = column_of(denoiser, "toma-stage:num_regions=4;skip_blocks=()")
+        found = measured(denoiser, column, replace(GROUP, mode="compiled", compile="block"), stages.append)
         assert stages == ["compiling", "waiting to time", "timing"]
         assert found.timing.median > 0
         assert found.warnings == ()
@@ -167,22 +115,15 @@ class TestCompiled:
 
 
 class TestMeasure:
-    group = Group("sd35", Resolution(SIDE, SIDE), 1, "eager", "none", 2, None, "float32")
-
-    def measured(self, denoiser, **settings):
-        cell = Cell("toma-stage", ToMAConfig.from_preset("toma-stage", **settings))
-        return measure(denoiser, self.group, cell, repeats=1, end_to_end=None, turns=Turns(), stage=lambda text: None)
-
     def test_hooks_are_gone_after_a_failure(self):
         denoiser = ready("sd35")
-        with pytest.raises(ValueError, match="skip_blocks"):
-            self.measured(denoiser, skip_blocks=(99,))
+        column = column_of(denoiser, "toma-stage")
         broken = denoiser.model.transformer_blocks[2].register_forward_pre_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            self.measured(denoiser)
+            measured(denoiser, column)
         broken.remove()
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in denoiser.model.modules())
-        assert self.measured(denoiser).warnings == ()
+        assert measured(denoiser, column).warnings == ()
 
     def test_others_are_not_timed_before_the_warm_up_is_done(self, monkeypatch):
         """A GPU runs behind the CPU: warm-ups that are still queued would slow down what another process times."""
@@ -193,11 +134,10 @@ class TestMeasure:
                 happened.append("lets others be timed")
                 return super().alone()
 
-        module = importlib.import_module("toma_lab.bench.measure")
-        monkeypatch.setattr(module, "synchronize", lambda device: happened.append("waited"))
+        monkeypatch.setattr("toma_lab.bench.measure.synchronize", lambda device: happened.append("waited"))
         denoiser = ready("sd35")
         counting = denoiser.model.register_forward_hook(lambda *_: happened.append("called"))
-        measure(denoiser, self.group, Cell("baseline"), repeats=1, end_to_end=None, turns=Watched(), stage=str)
+        measured(denoiser, turns=Watched())
         counting.remove()
         let = happened.index("lets others be timed")
         assert happened[:let] == ["called", "waited"]
@@ -205,55 +145,37 @@ class TestMeasure:
 
     def test_warns_of_what_makes_a_time_meaningless(self):
         denoiser = ready("sd35")
-        (warning,) = self.measured(denoiser, num_regions=16, ratio=0.1).warnings
+        (warning,) = measured(denoiser, column_of(denoiser, "toma-stage:num_regions=16", ratio=0.1)).warnings
         assert "nothing was merged" in warning
         denoiser.model.proj_out.weight.data.fill_(float("inf"))
-        (warning,) = self.measured(denoiser, num_regions=4).warnings
+        (warning,) = measured(denoiser, column_of(denoiser, "toma-stage:num_regions=4")).warnings
         assert "not finite" in warning
-
-
-class TestCache:
-    def test_hits_are_counted_and_every_run_begins_empty(self):
-        denoiser = ready("flux")
-        calls = caching.moving_calls(denoiser.inputs(1, SIDE, SIDE), denoiser.family.sample, 4)
-        assert not torch.equal(calls[0]["hidden_states"], calls[1]["hidden_states"])
-        generation = Generation(denoiser.model, calls)
-        for threshold, hits in ((0.0, 0.0), (1e9, 0.75)):
-            caching.enable(denoiser.model, threshold)
-            with merged(generation, "toma-stage", num_regions=4, ratio=0.5):
-                assert [caching.share_of_hits(generation) for _ in range(2)] == [hits, hits]
-            assert caching.share_of_hits(generation) == hits
-            denoiser.model.disable_cache()
 
 
 class TestShortcuts:
     """Fewer steps and caches as methods, timed as the others are."""
 
-    GROUP = Group("flux-small", Resolution(SIDE, SIDE), 1, "eager", "none", 8, None, "float32")
-
-    def measured(self, cell):
-        """What is measured, and how often the denoiser was called for it."""
+    def test_of_eight_steps_two_are_made(self):
         denoiser, calls = ready("flux"), []
         counting = denoiser.model.register_forward_pre_hook(lambda *_: calls.append(1))
-        found = measure(
-            denoiser, self.GROUP, cell, repeats=2, end_to_end=None, turns=Turns(None), stage=lambda text: None
-        )
+        counts = []
+        for column in (column_of(denoiser, "steps:2"), BASELINE):
+            calls.clear()
+            measured(denoiser, column, replace(GROUP, steps=8))
+            counts.append(len(calls) - 1)  # one warms up
         counting.remove()
-        assert not any("forward" in vars(module) for module in denoiser.model.modules())
-        return found, len(calls)
-
-    def cell(self, text):
-        shortcut = parse_shortcut(text)
-        return Cell(shortcut.name, shortcut=shortcut)
-
-    def test_of_eight_steps_two_are_made(self):
-        cell = self.cell("steps:2")
-        assert cell.key["settings"] == '{"steps":2}'
-        fewer, all_steps = (self.measured(each)[1] - 1 for each in (cell, Cell("baseline")))  # one warms up
-        assert 4 * fewer == all_steps
+        assert counts == [2, 8]
 
     def test_a_cache_is_switched_on_and_off(self):
-        cell = self.cell("firstblockcache:10")
-        found, _ = self.measured(cell)
-        assert (cell.method, cell.settings) == ("first-block-cache", '{"threshold":10.0}')
-        assert found.cache_hits > 0.5
+        denoiser = ready("flux")
+        column = column_of(denoiser, "firstblockcache:10")
+        assert (column.key["method"], column.key["settings"]) == ("first-block-cache", '{"threshold":10.0}')
+        assert measured(denoiser, column, replace(GROUP, steps=8)).cache_hits > 0.5
+        assert not any("forward" in vars(module) for module in denoiser.model.modules())
+
+    @pytest.mark.parametrize(("threshold", "hits"), [(0.0, 0.0), (1e9, 0.75)])
+    def test_hits_are_counted_and_every_run_begins_empty(self, threshold, hits):
+        with generation_of(ready("flux"), f"firstblockcache:{threshold}", steps=4, moves=True) as generation:
+            first, second = (call["hidden_states"] for call in generation.calls[:2])
+            assert not torch.equal(first, second)
+            assert [share_of_hits(generation) for _ in range(2)] == [hits, hits]

@@ -1,22 +1,17 @@
-"""One cell: apply the method, compile, warm up, time, and leave the model as it was."""
+"""One column: apply the method, compile, warm up, time, and leave the model as it was."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from toma_diffusion.engine.summary import NOTHING_MERGED
-from torch import Tensor
+from torch import Tensor, nn
 
-from toma_diffusion.api import apply_toma
-from toma_diffusion.engine.install import find_root
-from toma_diffusion.handle import ToMAHandle
-from toma_lab.bench import caching
-from toma_lab.bench.models import Denoiser
+from toma_diffusion.api import compiled_blocks
+from toma_diffusion.engine.compile import compile_denoiser, undo_compile
 from toma_lab.bench.pipelines import EndToEnd
 from toma_lab.bench.scenario import Group
 from toma_lab.bench.timing import (
@@ -24,19 +19,22 @@ from toma_lab.bench.timing import (
     PeakMemory,
     Timing,
     capture,
-    compile_model,
-    forget_compiled,
     median_seconds,
     synchronize,
     time_runs,
 )
 from toma_lab.bench.turns import Turns
-from toma_lab.experiments.cells import Cell
+from toma_lab.bench.zoo import Denoiser
+from toma_lab.columns import Column
+from toma_lab.columns.skipped import SkippedSteps
+
+COMPILE_MODES = {"block": "blocks", "whole": "whole", "graphs": "graphs"}
+"""From the column `compile` of a row to the mode of `handle.compile`."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of one cell."""
+    """The result of one column."""
 
     timing: Timing
     peak_mib: float | None
@@ -50,63 +48,103 @@ class Measured:
 def measure(
     denoiser: Denoiser,
     group: Group,
-    cell: Cell,
+    column: Column,
     *,
     repeats: int,
     end_to_end: EndToEnd | None,
     turns: Turns,
     stage: Callable[[str], None],
 ) -> Measured:
-    """Time `repeats` runs of one cell, when it is its turn. `stage` is called with what is being done."""
+    """Time `repeats` runs of one column, when it is its turn. `stage` is called with what is being done."""
     turns.prepare()
-    steps = group.steps if cell.shortcut is None else cell.shortcut.steps_of(group.steps)
-    is_compiled, is_cached = group.compile != "none", group.cache is not None or cell.is_cached
-    generation = Generation(denoiser.model, calls(denoiser, group, steps, moves=is_cached))
+    is_compiled, is_cached = group.compile != "none", group.cache is not None or column.is_cached
     with ExitStack() as undo:
-        if cell.config is not None:
-            generation.handle = undo.enter_context(apply_toma(denoiser.model, cell.config))
-        if cell.shortcut is not None:
-            pipe = SimpleNamespace(transformer=denoiser.model)
-            ready = cell.shortcut.fitted(pipe, generation.run, steps)
-            undo.enter_context(ready.applied(pipe, steps))
-        hits = caching.share_of_hits(generation) if is_cached else None
+        generation = undo.enter_context(applied(column, denoiser, group, moves=is_cached))
+        hits = share_of_hits(generation) if is_cached else None
         if is_compiled:
             undo.callback(forget_compiled, denoiser.model, free=group.mode != "graph" and not denoiser.is_large)
             compile_model(generation, group.compile, fullgraph=not is_cached)
         stage("compiling" if is_compiled else "warming up")
-        few = len(generation.calls) if is_cached else generation.representative_steps()
+        few = 1 if generation.handle is None and not is_cached else None  # then all steps do the same
         output = generation.run(few)
         if end_to_end is not None:  # a pipeline may call the model in another way, which is compiled for itself
-            _image(end_to_end, group, generation)
+            if generation.handle is not None:
+                generation.handle.reset()  # from now on the steps are read from the pipeline
+            end_to_end.image(group)
         stage("waiting to time")
         synchronize(denoiser.device)  # what is queued would still run while another process times
         undo.enter_context(turns.alone())
         stage("timing")
-        peak = PeakMemory(denoiser.device)
-        run: Callable[[], object] = generation.run
+        peak, run = PeakMemory(denoiser.device), generation.run
         if group.mode == "graph":  # a replayed graph allocates nothing
             with peak:
                 generation.run(few)
-            run = capture(generation)
+            run = capture(generation.run)
         with ExitStack() as timed:
-            if is_compiled and not is_cached:
-                timed.enter_context(_no_recompilation())
+            if is_compiled and not is_cached:  # the time of a run that compiles is not that of the model
+                timed.enter_context(torch.compiler.set_stance("fail_on_recompile"))
             if group.mode != "graph":  # in the runs that are timed: of a large model each takes seconds
                 timed.enter_context(peak)
             timing = time_runs(run, repeats, group.steps, denoiser.device)
         seconds = None
         if end_to_end is not None:
             stage("timing the pipeline with")
-            seconds = _pipeline_seconds(end_to_end, group, generation, repeats, denoiser.device)
-        return Measured(timing, peak.mib, seconds, hits, _backend(cell, denoiser), tuple(_warnings(output, denoiser)))
+            if generation.handle is not None:
+                generation.handle.reset()
+            end_to_end.image(group)
+            seconds = median_seconds(lambda: end_to_end.image(group), repeats, denoiser.device)
+        backend, warnings = _findings(generation, output)
+        return Measured(timing, peak.mib, seconds, hits, backend, warnings)
+
+
+@contextmanager
+def applied(column: Column, denoiser: Denoiser, group: Group, *, moves: bool) -> Iterator[Generation]:
+    """The calls of a generation, with a column's settings in force for the duration of a `with` block."""
+    model: Any = denoiser.model
+    generation = Generation(model, calls(denoiser, group, column.steps_of(group.steps), moves=moves))
+    with column.fitted(model, generation.run, group.steps).applied(model, group.steps) as generation.handle:
+        yield generation
 
 
 def calls(denoiser: Denoiser, group: Group, steps: int, *, moves: bool) -> list[dict[str, Any]]:
-    """The keyword arguments of every step. The sample `moves` from step to step only if there is a cache."""
+    """The keyword arguments of every step.
+
+    Args:
+        moves: for caches, which look at what changes: the sample goes on a straight line from noise towards another
+            tensor. That is the path of a flow model, so that successive samples differ as much as in an image.
+    """
     inputs = denoiser.inputs(group.batch, group.resolution.width, group.resolution.height, group.frames)
-    if moves:
-        return caching.moving_calls(inputs, denoiser.family.sample, steps)
-    return [inputs] * steps
+    if not moves:
+        return [inputs] * steps
+    name = denoiser.family.sample
+    start: Tensor = inputs[name]
+    end = torch.randn(start.shape, generator=torch.Generator().manual_seed(1)).to(start)
+    return [inputs | {name: torch.lerp(start, end, step / steps)} for step in range(steps)]
+
+
+def share_of_hits(generation: Generation) -> float:
+    """The fraction of steps in which a cache skipped blocks. Call it before compiling."""
+    with SkippedSteps(generation.model) as skipped:
+        generation.run()
+    return skipped.share
+
+
+def compile_model(generation: Generation, how: str, *, fullgraph: bool = True, backend: str = "inductor") -> None:
+    """Compile at the next call: `block` by block, `whole`, or whole as CUDA `graphs`."""
+    mode, options = COMPILE_MODES[how], {"fullgraph": fullgraph, "backend": backend}
+    if generation.handle is not None:
+        generation.handle.compile(mode, **options)
+    else:
+        compile_denoiser(generation.model, mode, compiled_blocks(generation.model), **options)
+
+
+def forget_compiled(model: nn.Module, *, free: bool) -> None:
+    """Undo `compile_model`. To `free` what was compiled costs the next column its own, where both share blocks; to keep
+    it costs every compiled call a look through more variants, which matters unless CUDA graphs are replayed or the GPU
+    is far behind the CPU."""
+    undo_compile(model)
+    if free:
+        torch.compiler.reset()
 
 
 def attention_of(model: Any) -> str:
@@ -124,37 +162,11 @@ def attention_of(model: Any) -> str:
     return "sdpa:" + "+".join(sorted(names))
 
 
-def _pipeline_seconds(
-    end_to_end: EndToEnd, group: Group, generation: Generation, repeats: int, device: torch.device
-) -> float:
-    _image(end_to_end, group, generation)
-    return median_seconds(lambda: end_to_end.image(group), repeats, device)
-
-
-def _image(end_to_end: EndToEnd, group: Group, generation: Generation) -> None:
-    """The first image, and all after it: from now on the steps are read from the pipeline."""
-    if generation.handle is not None:
-        generation.handle.reset()
-    end_to_end.image(group)
-
-
-def _backend(cell: Cell, denoiser: Denoiser) -> str:
-    """What ran the operators."""
-    root = find_root(denoiser.model)
-    if root is None or cell.config is None:
-        return ""
-    return ToMAHandle(denoiser.model).summary().backend or ""
-
-
-def _warnings(output: Tensor, denoiser: Denoiser) -> Iterator[str]:
-    if not bool(torch.isfinite(output).all()):
-        yield "the output is not finite"
-    root = find_root(denoiser.model)
-    if root is not None and root.outermost is None and (root.state.merges_nothing or not root.state.current):
-        yield NOTHING_MERGED
-
-
-def _no_recompilation() -> AbstractContextManager[Any]:
-    """Fail if a run compiles anything: its time would not be that of the model."""
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("fail_on_recompile")
-    return stance
+def _findings(generation: Generation, output: Tensor) -> tuple[str, tuple[str, ...]]:
+    """What ran the operators, and reasons why the time may mean little."""
+    warnings = () if bool(torch.isfinite(output).all()) else ("the output is not finite",)
+    if generation.handle is None:
+        return "", warnings
+    summary = generation.handle.summary()
+    empty = tuple(note for note in summary.notes if note.startswith("nothing was merged:"))
+    return summary.backend or "", warnings + empty

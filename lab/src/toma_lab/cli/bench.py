@@ -14,10 +14,11 @@ from toma_lab.cli.options import find_device, report_user_errors
 if TYPE_CHECKING:
     import torch
 
-    from toma_lab.bench.models import Denoiser
     from toma_lab.bench.pipelines import EndToEnd
+    from toma_lab.bench.zoo import Denoiser
 
 SIZES = ("auto", "real", "small")
+RATIOS = "0.25,0.5,0.75"
 
 
 @report_user_errors
@@ -38,7 +39,7 @@ def bench(
             "Fewer steps, and diffusers' caches: steps:14,first-block-cache:0.1,taylorseer:3."
         ),
     ] = "balanced,fast,toma,toma-tile,toma-once,toma-stage",
-    ratios: Annotated[str, typer.Option(help="Fractions of the tokens to remove.")] = "0.25,0.5,0.75",
+    ratios: Annotated[str, typer.Option(help=f"Fractions of the tokens to remove. Default: {RATIOS}.")] = "",
     scopes: Annotated[str, typer.Option(help="module, block, stage. Default: those of the methods.")] = "",
     resolution: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. A list is allowed.")] = "",
     frames: Annotated[int | None, typer.Option(help="Of a clip. Default: those of the model, 81 of wan.")] = None,
@@ -66,64 +67,52 @@ def bench(
     ] = None,
     commit: Annotated[str | None, typer.Option(help="Commit to record. Default: that of the checkout.")] = None,
 ) -> None:
-    """Time a denoiser with and without merging, in the same mode, and write one CSV row per measurement."""
+    """Time a denoiser as it is and with each method, in the same mode, and write one CSV row per measurement."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from toma_diffusion.files import check_writable
     from toma_lab.bench.pipelines import check_surroundings
-    from toma_lab.bench.published import MODELS
-    from toma_lab.bench.records import Records, claimed
     from toma_lab.bench.runner import Runner
-    from toma_lab.bench.scenario import Scenario, compare
+    from toma_lab.bench.scenario import Scenario, comparisons_of
     from toma_lab.bench.tables import table_of
     from toma_lab.bench.turns import Turns
-    from toma_lab.experiments.cells import MethodSpec
-    from toma_lab.experiments.facts import gather_facts
-    from toma_lab.experiments.parsing import Resolution, numbers, split_list
-    from toma_lab.experiments.shortcuts import parse_shortcut, shortcut_class
+    from toma_lab.bench.zoo import MODELS
+    from toma_lab.columns import ColumnSpec
+    from toma_lab.facts import gather_facts
+    from toma_lab.folder import locked
+    from toma_lab.parsing import Resolution, numbers, split_list
+    from toma_lab.rows import Rows
 
     console = Console()
     where = find_device(device)
-    texts = split_list(methods)
-    shortcuts = tuple(parse_shortcut(text) for text in texts if shortcut_class(text) is not None)
-    parsed_methods = tuple(MethodSpec.parse(text) for text in texts if shortcut_class(text) is None)
-    caches = [shortcut for shortcut in shortcuts if shortcut.is_cache]
-    parsed_modes = _modes(split_list(modes), where, compile, cache is not None or bool(caches))
     if pipeline and model in MODELS:
         check_surroundings(model)
     denoiser, make_parts = _open(model, size, dtype, where)
+    asked_ratios = tuple(numbers("ratio", ratios or RATIOS, float))
+    specs = [ColumnSpec.parse(text) for text in split_list(methods)]
+    asked_bounds = [name for name in split_list(bounds) if name != "none"]
+    comparisons = comparisons_of(denoiser.model, specs, asked_ratios, split_list(scopes), asked_bounds)
+    is_cached = cache is not None or any(comparison.column.is_cached for comparison in comparisons)
+    default_size = "x".join(map(str, denoiser.default_size[:2]))
     scenario = Scenario(
-        methods=parsed_methods,
-        ratios=tuple(numbers("ratio", ratios, float)),
-        scopes=tuple(split_list(scopes)),
         resolutions=tuple(
-            Resolution.parse(text, denoiser.family.multiple)
-            for text in split_list(resolution) or [denoiser.default_size]
+            Resolution.parse(text, denoiser.family.multiple) for text in split_list(resolution) or [default_size]
         ),
         batches=tuple(numbers("batch", batch, int)) or (denoiser.default_batch,),
-        modes=parsed_modes,
+        modes=_modes(split_list(modes), where, compile, is_cached),
         compile=compile,
         steps=steps,
         repeats=repeats,
-        bounds=tuple(name for name in split_list(bounds) if name != "none"),
-        pipeline=pipeline,
         cache=cache,
-        shortcuts=shortcuts,
         frames=denoiser.frames_of(frames),
     )
+    for comparison in comparisons:
+        scenario.check(comparison.column)
     if cache is not None and not hasattr(denoiser.model, "enable_cache"):
         raise UsageError(f"--cache {cache:g}: a {type(denoiser.model).__name__} has no block cache; transformers do.")
-    comparisons = compare(
-        denoiser.model,
-        scenario.methods,
-        scenario.ratios,
-        scenario.scopes,
-        bounds=scenario.bounds,
-        shortcuts=shortcuts,
-    )
-    for method in scenario.methods:
-        for reason in method.impossible(scenario.ratios):
+    for spec in specs if ratios else ():  # nobody asked for the default ones
+        for reason in spec.impossible(asked_ratios):
             console.print(f"Left out: {reason}", highlight=False, soft_wrap=True)
     check_writable(output)
     if take_turns is not None:
@@ -133,14 +122,15 @@ def bench(
 
     facts = gather_facts(where, commit)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with claimed(output), Turns(take_turns) as turns:
-        records = Records(output, fresh=fresh)
+    lock = output.with_name(f".{output.name}.lock")
+    with locked(lock, f"another benchmark is writing {str(output)!r}"), Turns(take_turns) as turns:
+        rows = Rows(output, fresh=fresh)
         with Progress(*columns, console=console, transient=True) as progress:
             parts = make_parts if pipeline else None
-            runner = Runner(scenario, denoiser, comparisons, records, facts, parts, progress, turns)
+            runner = Runner(scenario, denoiser, comparisons, rows, facts, parts, progress, turns)
             runner.run()
     for group in runner.groups:
-        if table := table_of(group, records, facts):
+        if table := table_of(group, rows, facts):
             console.print(table)
     console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
     if runner.failures:
@@ -164,9 +154,8 @@ def _modes(names: list[str], device: torch.device, compile: str, is_cached: bool
 
 def _open(name: str, size: str, dtype: str, device: torch.device) -> tuple[Denoiser, Callable[[], EndToEnd]]:
     """The denoiser, and a function that builds the rest of its pipeline."""
-    from toma_lab.bench.models import build, load
     from toma_lab.bench.pipelines import LoadedPipeline, RandomPipeline
-    from toma_lab.bench.published import MODELS
+    from toma_lab.bench.zoo import MODELS, build, load
     from toma_lab.pipelines.checkpoints import DTYPES
 
     if size not in SIZES:

@@ -1,23 +1,20 @@
-"""`toma eval`: measure what merging, and other ways to save time, do to images or clips."""
+"""`toma eval`: measure what skipped steps, merging, and other ways to save time do to images or clips."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toma_diffusion.errors import UsageError
-from toma_lab.cli.options import find_device, report_user_errors
+from toma_lab.cli import run_options as options
+from toma_lab.cli.options import report_user_errors
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from toma_lab.columns import Column
 
-    from toma_lab.evaluation import Variant
-
-METHODS, RATIOS, STEPS = "balanced,fast,toma-stage,tomesd", "0.25,0.5,0.75", 20
+METHODS, RATIOS = "balanced,fast,toma-stage,tomesd", "0.25,0.5,0.75"
 PAPER_STEPS, PAPER_STEPS_OF_FLUX = 50, 35
 
 
@@ -26,12 +23,7 @@ def evaluate_command(
     prompts: Annotated[
         str, typer.Option(help="A text file, one prompt per line; a CSV file with a column prompt; or imagenet.")
     ],
-    model: Annotated[
-        str,
-        typer.Option(
-            help="bundled, bundled-4step, bundled-flux, bundled-video (clips), a folder, a .safetensors file, a hub id."
-        ),
-    ] = "bundled",
+    model: options.Model = "bundled",
     template: Annotated[str, typer.Option(help="Text around every prompt: 'a photo of a {}'.")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds for every prompt. Default: 0.")] = "",
     methods: Annotated[
@@ -52,16 +44,15 @@ def evaluate_command(
     steps: Annotated[
         int | None,
         typer.Option(
-            help=f"Default: 4 of bundled-4step; else {STEPS}, with --paper or --protocol the paper's 50, on Flux 35."
+            help=f"Default: 4 of bundled-4step; else {options.STEPS}, with --paper or --protocol the paper's 50, on "
+            "Flux 35."
         ),
     ] = None,
-    guidance: Annotated[
-        float | None, typer.Option(help="Guidance scale. Default: that of the pipeline; of bundled-4step 1: none.")
-    ] = None,
-    size: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. Default: that of the pipeline.")] = "",
-    frames: Annotated[int | None, typer.Option(help="Of a clip. Default: those of the pipeline.")] = None,
-    fps: Annotated[float | None, typer.Option(help="Frames per second of a clip. Default: those of the model.")] = None,
-    image: Annotated[Path | None, typer.Option(help="What all clips of an image-to-video pipeline begin with.")] = None,
+    guidance: options.Guidance = None,
+    size: options.Size = "",
+    frames: options.Frames = None,
+    fps: options.Fps = None,
+    image: options.BeginsWith = None,
     batch: Annotated[
         int, typer.Option(help="Images in one call of the pipeline. Not for merging on Flux and the like.")
     ] = 1,
@@ -82,107 +73,85 @@ def evaluate_command(
     real_images: Annotated[Path | None, typer.Option(help="A folder, for FID and KID.")] = None,
     dino: Annotated[str, typer.Option(help="A local folder or a hub id. Default: DINO ViT-S/16.")] = "",
     clip: Annotated[str, typer.Option(help="A local folder or a hub id. Default: CLIP ViT-B/32.")] = "",
-    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
+    dtype: options.Dtype = "",
+    device: options.Device = "",
     output: Annotated[Path, typer.Option(help="Folder of the run. The same command resumes it.")] = Path("eval"),
-    commit: Annotated[str | None, typer.Option(help="Commit to record. Default: that of the checkout.")] = None,
+    commit: options.Commit = None,
 ) -> None:
-    """Generate the same images or clips without and with merging, fewer steps or caches, score them, and write one
-    CSV row each.
+    """Generate the same images or clips with the model as it is and in other ways, score them, and write one CSV row
+    each.
 
     On several GPUs: accelerate launch -m toma_lab.cli eval ...
     """
-    from accelerate import PartialState
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from toma_diffusion.api import find_denoiser
-    from toma_lab.evaluation import Plan, RunFolder
-    from toma_lab.evaluation.run import evaluate
-    from toma_lab.evaluation.table import notes_of, to_rich
-    from toma_lab.evaluation.variants import count_blocks, mixes_images
-    from toma_lab.experiments.costs import StepCosts
-    from toma_lab.experiments.facts import gather_facts
-    from toma_lab.experiments.parsing import Resolution, split_list
+    from toma_diffusion.engine.install import find_denoisers
+    from toma_lab.columns.ours import count_blocks
+    from toma_lab.costs import StepCosts
+    from toma_lab.evaluate import EvalFolder, EvalPlan, evaluate
+    from toma_lab.facts import gather_facts
     from toma_lab.metrics import CLIP_METRICS, METRICS, Weights, check_names, open_metrics
-    from toma_lab.metrics.base import describe_file
     from toma_lab.metrics.features import CLIP, DINO
-    from toma_lab.pipelines.checkpoints import fingerprint, load_pipeline, public_name, steps_and_guidance
-    from toma_lab.pipelines.clips import ClipRequest, check_request
-    from toma_lab.pipelines.generation import makes_clips
+    from toma_lab.parsing import split_list
+    from toma_lab.table import notes_of, to_rich
 
-    where = find_device(device)
-    # Processes wait for each other only between phases, which may be long.
-    state = PartialState(cpu=where.type == "cpu", timeout=timedelta(days=1))
-    where = state.device if state.num_processes > 1 else where
-    console = Console(markup=False, quiet=not state.is_main_process)
+    where, state, console = options.open_state(device)
     chosen_prompts, chosen_seeds = _items(prompts, template, seeds, protocol)
-    resolution = Resolution.parse(size, 8) if size else None
     check_names(split_list(metrics))
-    weights = Weights(lpips_weights, inception_weights, real_images, dino or DINO, clip or CLIP)
-    pipe = load_pipeline(model, str(where), dtype or None)
-    clips = makes_clips(pipe)
-    if clips or (frames, fps, image) != (None, None, None):
-        check_request(pipe, ClipRequest("", frames=frames, fps=fps, image=image))
-    usual_metrics = [name for name in METRICS if clips or name not in CLIP_METRICS]
-    chosen_metrics = tuple(split_list(metrics) or usual_metrics)
-    opened = open_metrics(chosen_metrics, weights, where, clips=clips)
-    denoiser = find_denoiser(pipe)
     if time_of:
         StepCosts.load(time_of)  # raises if there are none
-    variants = _variants(pipe, methods, ratios, paper, console)
-    for variant in variants:
-        if batch > 1 and mixes_images(denoiser, variant):
+    as_paper = bool(paper or protocol)
+    opened = options.open_model(
+        *(model, where, dtype),
+        **{"steps": steps, "guidance": guidance, "size": size, "frames": frames, "fps": fps, "image": image},
+        usual_steps=PAPER_STEPS if as_paper else options.STEPS,
+        more_steps={"Flux": PAPER_STEPS_OF_FLUX} if as_paper else {},
+    )
+    usual_metrics = [name for name in METRICS if opened.clips or name not in CLIP_METRICS]
+    chosen_metrics = tuple(split_list(metrics) or usual_metrics)
+    weights = Weights(lpips_weights, inception_weights, real_images, dino or DINO, clip or CLIP)
+    scores = open_metrics(chosen_metrics, weights, where, clips=opened.clips)
+    columns, left_out = _columns(opened.pipe, methods, ratios, paper)
+    options.print_lines(console, left_out, "Left out: ")
+    denoiser = find_denoisers(opened.pipe)[0]
+    for column in columns:
+        if batch > 1 and column.mixes_images(denoiser):
             raise UsageError(
-                f"--batch {batch} would change the images of {variant.title!r} on a {type(denoiser).__name__}: what it "
+                f"--batch {batch} would change the images of {column.title!r} on a {type(denoiser).__name__}: what it "
                 "does to one depends on the others. Use --batch 1."
             )
-    usual_steps = _usual_steps(denoiser, as_paper=bool(paper or protocol))
-    steps, guidance = steps_and_guidance(model, steps, guidance, usual_steps)
-    plan = Plan(
-        model=public_name(model),
+    plan = EvalPlan(
+        **opened.asked,
         prompts=chosen_prompts,
         seeds=chosen_seeds,
-        variants=tuple(variants),
+        columns=tuple(columns),
         metrics=chosen_metrics,
-        steps=steps,
-        guidance=guidance,
-        width=resolution.width if resolution else None,
-        height=resolution.height if resolution else None,
         batch=batch,
-        clips=clips,
-        frames=frames,
-        fps=fps,
-        image="" if image is None else describe_file(image),
-        dtype=str(pipe.dtype).removeprefix("torch."),
-        weights=fingerprint(pipe),
         blocks=count_blocks(denoiser),
         time_of=time_of,
         paper=paper,
     )
     with state.main_process_first():
-        folder = RunFolder.start(output, plan, gather_facts(where, commit))
-    _print_left_out(console, opened.missing)
-    known = len(opened.missing)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        evaluate(folder, pipe, opened, state, progress, image)
-    _print_left_out(console, opened.missing[known:])
+        folder = EvalFolder.start(output, plan, gather_facts(where, commit))
+    with folder.locked(is_first=state.is_main_process):
+        options.print_lines(console, scores.missing, "Left out: ")
+        known = len(scores.missing)
+        bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*bars, console=console, transient=True) as progress:
+            evaluate(folder, opened.pipe, scores, state, progress, image)
+    options.print_lines(console, scores.missing[known:], "Left out: ")
     console.print(to_rich(folder))
-    for note in notes_of(folder):
-        console.print(note, highlight=False, soft_wrap=True)
-    console.print(f"Wrote {output}", soft_wrap=True, highlight=False)
-
-
-def _print_left_out(console: Console, reasons: Iterable[str]) -> None:
-    for reason in reasons:
-        console.print(f"Left out: {reason}", highlight=False, soft_wrap=True)
+    options.print_lines(console, [*notes_of(folder), f"Wrote {output}"])
+    failed = [row for row in folder.rows if row.get("failure")]
+    if failed:
+        options.print_lines(console, [f"{len(failed)} images failed; the same command tries them again."])
+        raise typer.Exit(1)
 
 
 def _items(source: str, template: str, seeds: str, protocol: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Prompts and seeds."""
-    from toma_lab.evaluation.prompts import load_prompts, paper_protocol
-    from toma_lab.experiments.parsing import numbers
+    from toma_lab.parsing import numbers
+    from toma_lab.prompts import load_prompts, paper_protocol
 
     prompts = load_prompts(source, template)
     if not protocol:
@@ -194,26 +163,19 @@ def _items(source: str, template: str, seeds: str, protocol: str) -> tuple[tuple
     return paper_protocol(source, prompts)
 
 
-def _variants(pipe: Any, methods: str, ratios: str, paper: str, console: Console) -> list[Variant]:
-    """The baseline, the noise floor, and the requested methods."""
-    from toma_diffusion.api import find_denoiser
-    from toma_lab.evaluation.variants import UNMERGED, VariantSpec, paper_variants, variants_of
-    from toma_lab.experiments.parsing import numbers, split_list
+def _columns(pipe: Any, methods: str, ratios: str, paper: str) -> tuple[list[Column], list[str]]:
+    """The baseline, the noise floor, and the requested methods; and why others that were asked for are left out."""
+    from toma_diffusion.engine.install import find_denoisers
+    from toma_lab.columns import UNCHANGED, ColumnSpec, columns_of
+    from toma_lab.columns.paper import paper_columns
+    from toma_lab.parsing import numbers, split_list
 
-    if not paper:
-        parsed = [VariantSpec.parse(text) for text in split_list(methods or METHODS)]
-        wanted = numbers("ratio", ratios or RATIOS, float)
-        left_out = [reason for spec in parsed for reason in spec.impossible(wanted)]
-        variants = variants_of(pipe, parsed, wanted)
-    elif methods or ratios:
-        raise UsageError(f"--paper {paper} sets methods and ratios: leave --methods and --ratios out.")
-    else:
-        variants, left_out = paper_variants(find_denoiser(pipe), paper)
-    _print_left_out(console, left_out)
-    return [*UNMERGED, *variants]
-
-
-def _usual_steps(denoiser: Any, *, as_paper: bool) -> int:
-    if not as_paper:
-        return STEPS
-    return PAPER_STEPS_OF_FLUX if type(denoiser).__name__.startswith("Flux") else PAPER_STEPS
+    if paper:
+        if methods or ratios:
+            raise UsageError(f"--paper {paper} sets methods and ratios: leave --methods and --ratios out.")
+        columns, left_out = paper_columns(find_denoisers(pipe)[0], paper)
+        return [*UNCHANGED, *columns], left_out
+    specs = [ColumnSpec.parse(text) for text in split_list(methods or METHODS)]
+    wanted = numbers("ratio", ratios or RATIOS, float)
+    left_out = [reason for spec in specs for reason in spec.impossible(wanted)] if ratios else []
+    return [*UNCHANGED, *columns_of(pipe, specs, wanted)], left_out

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toma_diffusion.errors import UsageError
+from toma_lab.cli import run_options as options
 from toma_lab.cli.options import find_device, report_user_errors
 
 if TYPE_CHECKING:
@@ -18,25 +19,17 @@ if TYPE_CHECKING:
     from toma_diffusion.skip.learned import Learned
     from toma_diffusion.skip.learning import Distance
 
-STEPS = 20
 FIRST_SEED = 1000
 """Other commands begin with 0: what is learned from is not what is looked at later."""
 
 
 @report_user_errors
 def learn_command(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="bundled, bundled-4step, bundled-flux, bundled-video (clips), a folder, a .safetensors file, a hub id."
-        ),
-    ] = "bundled",
+    model: options.Model = "bundled",
     steps: Annotated[
-        int | None, typer.Option(help=f"Denoising steps of a generation. Default: {STEPS}; of bundled-4step 4.")
+        int | None, typer.Option(help=f"Denoising steps of a generation. Default: {options.STEPS}; of bundled-4step 4.")
     ] = None,
-    guidance: Annotated[
-        float | None, typer.Option(help="Guidance scale. Default: that of the pipeline; of bundled-4step 1: none.")
-    ] = None,
+    guidance: options.Guidance = None,
     computed: Annotated[
         str, typer.Option(help="How many steps are computed: 12,8,6. Default: as many as the presets compute.")
     ] = "",
@@ -48,17 +41,15 @@ def learn_command(
         float,
         typer.Option(help="How long to go on afterwards: other steps and weights are tried on whole generations."),
     ] = 0.0,
-    prompts: Annotated[
-        str, typer.Option(help="A text file, one prompt per line, or a CSV file with a column prompt. Default: ours.")
-    ] = "",
-    size: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. Default: that of the pipeline.")] = "",
-    frames: Annotated[int | None, typer.Option(help="Of a clip. Default: those of the pipeline.")] = None,
-    image: Annotated[Path | None, typer.Option(help="What all clips of an image-to-video pipeline begin with.")] = None,
+    prompts: options.Prompts = "",
+    size: options.Size = "",
+    frames: options.Frames = None,
+    image: options.BeginsWith = None,
     lpips_weights: Annotated[
         Path | None, typer.Option(help="A .safetensors file. Without it, the difference of pixels is used.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
+    dtype: options.Dtype = "",
+    device: options.Device = "",
     output: Annotated[Path, typer.Option(help="The file to write.")] = Path("learned.json"),
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin anew, although a command that was ended could be resumed.")
@@ -69,19 +60,18 @@ def learn_command(
     Takes about the time of nine generations, and the --minutes that you give it. Ended, the same command goes on.
     """
     import warnings
+    from functools import partial
 
     from rich.console import Console
 
-    from toma_diffusion import PRESETS, apply_toma
+    from toma_diffusion import speed_up
     from toma_diffusion.files import check_writable
+    from toma_diffusion.presets import PRESETS
     from toma_diffusion.skip.learning import FEWEST
     from toma_diffusion.skip.store import FolderStore
-    from toma_lab.evaluation.prompts import load_prompts
-    from toma_lab.experiments.parsing import Resolution
-    from toma_lab.pipelines.checkpoints import fingerprint, load_pipeline, public_name, steps_and_guidance
-    from toma_lab.pipelines.clips import ClipRequest, check_request, generate
-    from toma_lab.pipelines.generation import ImageRequest, makes_clips
-    from toma_lab.tune.prompts import built_in_prompts
+    from toma_lab.pipelines.clips import generate
+    from toma_lab.plan import Item
+    from toma_lab.prompts import built_in_prompts, load_prompts
 
     if images < FEWEST:
         raise UsageError(f"--images {images} are too few to learn from: give {FEWEST} or more.")
@@ -90,43 +80,28 @@ def learn_command(
     counts = _counts(computed)
     where = find_device(device)
     chosen = load_prompts(prompts) if prompts else ()
-    resolution = Resolution.parse(size, 8) if size else None
-    steps, guidance = steps_and_guidance(model, steps, guidance, STEPS)
-    pipe: Any = load_pipeline(model, str(where), dtype or None)
-    pipe.set_progress_bar_config(disable=True)
-    clips = makes_clips(pipe)
-    chosen = chosen or built_in_prompts(model, clips=clips)
-    wide, high = (resolution.width, resolution.height) if resolution else (None, None)
-
-    def request(index: int) -> ImageRequest:
-        prompt, seed = chosen[index % len(chosen)], FIRST_SEED + index
-        if clips:
-            return ClipRequest(prompt, seed, steps, guidance, wide, high, frames=frames, image=image)
-        return ImageRequest(prompt, seed, steps, guidance, wide, high)
-
-    if clips or (frames, image) != (None, None):
-        check_request(pipe, ClipRequest("", frames=frames, image=image))
-    requests = [request(index) for index in range(images)]
-    settings = {
-        "model": public_name(model),
-        "weights": fingerprint(pipe),
-        "dtype": str(pipe.dtype).removeprefix("torch."),
-        "device": where.type,
-        "requests": [str(each) for each in requests],
-        "computed": computed,
-        "lpips": lpips_weights is not None,
-    }
+    opened = options.open_model(
+        *(model, where, dtype),
+        **{"steps": steps, "guidance": guidance, "size": size, "frames": frames, "image": image},
+    )
+    opened.pipe.set_progress_bar_config(disable=True)
+    chosen = chosen or built_in_prompts(model, clips=opened.clips)
+    items = [Item(index, chosen[index % len(chosen)], FIRST_SEED + index) for index in range(images)]
+    requests = [opened.request(item) for item in items]
+    settings = {name: opened.asked[name] for name in ("model", "weights", "dtype")}
+    settings |= {"device": where.type, "requests": [str(each) for each in requests]}
+    settings |= {"computed": computed, "lpips": lpips_weights is not None}
     check_writable(output)
     folder = output.with_name(f".{output.name}.learning")
     if fresh and folder.exists():
         FolderStore.clear(folder)
     store = FolderStore(folder, settings)
     console = Console(markup=False)
-    handle = apply_toma(pipe, "fast")
+    handle = speed_up(opened.pipe, "fast")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         learned = handle.learn(
-            [lambda each=each: generate(pipe, [each]) for each in requests],  # type: ignore[misc]
+            [partial(generate, opened.pipe, [each]) for each in requests],
             computed=counts,
             minutes=minutes,
             distance=None if lpips_weights is None else _lpips(lpips_weights, where),
@@ -138,10 +113,11 @@ def learn_command(
     handle.save(output)
     store.delete()
     console.print(_table(learned, "LPIPS" if lpips_weights else "difference of pixels"))
-    presets = {name: preset.skip for name, preset in PRESETS.items() if preset.skip is not None}
-    named = next((name for name, skip in presets.items() if skip.count(steps) in learned.counts), None)
-    setting = f'"{named}"' if named else f'"fast", computed={learned.counts[0]}'
-    console.print(f"Wrote {output}. Use it: apply_toma(pipe, {setting}, learned={str(output)!r})", highlight=False)
+    skips = {name: preset(learned.num_steps).skip for name, preset in PRESETS.items()}
+    counts = {name: skip.count(learned.num_steps) for name, skip in skips.items() if skip is not None}
+    named = next((f'"{name}"' for name, count in counts.items() if count in learned.counts), None)
+    setting = named or f"skip=Skip(computed={learned.counts[0]})"
+    console.print(f"Wrote {output}. Use it: speed_up(pipe, {setting}, learned={str(output)!r})", highlight=False)
 
 
 def _counts(text: str) -> list[int] | None:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from toma_diffusion.api import find_denoisers
 from toma_diffusion.checks import is_number
+from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_diffusion.merge import Grid, Regions
-from toma_diffusion.merge.config import ToMAConfig
-from toma_lab.evaluation.plan import Variant
-from toma_lab.evaluation.variants import VariantSpec, variants_of
-from toma_lab.experiments.parsing import parse_value
-from toma_lab.tune.folder import TuneFolder, of_this_version, read_json, write_json
+from toma_diffusion.merge.config import Merge
+from toma_lab.columns import Column, ColumnSpec, columns_of
+from toma_lab.folder import read_json, write_json
+from toma_lab.parsing import parse_value
+from toma_lab.tune.folder import TuneFolder, of_this_version
 from toma_lab.tune.sensitivity import SensitivityMap
-from toma_lab.tune.setting import merges, skips
 
 SMALL = (
     *("steps:85%", "steps:70%", "steps:60%", "steps:50%"),
@@ -67,7 +66,7 @@ WITHIN_FRAMES = {
     "medium": ("toma-stage:region_frames=1@0.5", "toma-late:region_frames=1@0.5", "toma-stage:region_frames=1@0.25"),
     "large": (
         *("toma-stage:region_frames=1@0.5", "toma-late:region_frames=1@0.5", "toma-stage:region_frames=1@0.25"),
-        *("toma-stage:region_frames=2@0.5", "toma-stage:frame_weight=0@0.5"),
+        "toma-stage:region_frames=2@0.5",
     ),
 }
 """Of clips, in addition: tokens merge inside their frame, or over fewer frames than in the others."""
@@ -86,13 +85,13 @@ COMPUTED = (0.6, 0.4)
 class Candidates:
     """All that are tried, and those that are not."""
 
-    variants: tuple[Variant, ...]
+    columns: tuple[Column, ...]
     left_out: tuple[str, ...]
     """A sentence each."""
 
     def write(self, folder: TuneFolder) -> None:
         """Save them."""
-        values = {"variants": [each.to_dict() for each in self.variants], "left_out": list(self.left_out)}
+        values = {"columns": [each.to_dict() for each in self.columns], "left_out": list(self.left_out)}
         write_json(folder.candidates_path, values)
 
     @classmethod
@@ -102,7 +101,7 @@ class Candidates:
         if values is None:
             return None
         with of_this_version(folder.candidates_path):
-            return cls(tuple(Variant.from_dict(each) for each in values["variants"]), tuple(values["left_out"]))
+            return cls(tuple(Column.from_dict(each) for each in values["columns"]), tuple(values["left_out"]))
 
 
 def texts_of(budget: str, sensitivity: SensitivityMap | None, grid: Grid | None = None) -> list[str]:
@@ -119,7 +118,7 @@ def texts_of(budget: str, sensitivity: SensitivityMap | None, grid: Grid | None 
 def count_expected(pipe_or_model: Any, methods: Sequence[str], budget: str, steps: int, *, clips: bool) -> int:
     """How many candidates there will be, about, before there is a map."""
     of_clips = (*OF_CLIPS, *WITHIN_FRAMES[budget]) if clips else ()
-    possible = open_candidates(pipe_or_model, methods or (*CANDIDATES[budget], *of_clips), steps).variants
+    possible = open_candidates(pipe_or_model, methods or (*CANDIDATES[budget], *of_clips), steps).columns
     return len(possible) + (0 if methods else MADE_FROM_MAP)
 
 
@@ -127,8 +126,8 @@ def merges_over_frames(grid: Grid | None) -> bool:
     """Whether the usual regions go over several frames. If their number has no divisor near 4, they cannot."""
     if grid is None:
         return False
-    usual = ToMAConfig()
-    return Regions.divide(grid, usual.region, tokens=usual.region_tokens, frames=usual.region_frames).depth > 1
+    usual = Merge()
+    return Regions.divide(grid, usual.region, tokens=usual.region_size, frames=usual.frames_of_region).depth > 1
 
 
 def from_map(sensitivity: SensitivityMap | None) -> list[str]:
@@ -148,17 +147,17 @@ def from_map(sensitivity: SensitivityMap | None) -> list[str]:
 def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Candidates:
     """What of these is possible on a model, or on all denoisers of a pipeline, with a reason for everything else."""
     models = find_denoisers(pipe_or_model)
-    found: dict[str, Variant] = {}
+    found: dict[str, Column] = {}
     done: set[str] = set()
     left_out = []
     for text in texts:
         try:
-            for variant in _parse(models[0], text, steps):
-                for shortcut in variant.shortcuts:
+            for column in _parse(models[0], text, steps):
+                for shortcut in column.shortcuts:
                     shortcut.check_on(pipe_or_model)
-                does = done_by(variant, steps)  # raises if it makes nothing faster
+                does = done_by(column, steps)  # raises if it makes nothing faster
                 if does not in done:
-                    found.setdefault(variant.slug, variant)
+                    found.setdefault(column.column_id, column)
                 done.add(does)
         except UsageError as error:
             left_out.append(f"{text}: {error}")
@@ -168,31 +167,25 @@ def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Can
     return Candidates(tuple(found.values()), tuple(left_out))
 
 
-def done_by(variant: Variant, steps: int, computed: tuple[int, ...] | None = None) -> str:
+def done_by(column: Column, steps: int, computed: tuple[int, ...] | None = None) -> str:
     """What a candidate does in a run of so many steps: two that compute the same ones are one. Raises `UsageError` if
     nothing becomes faster.
 
     Args:
         computed: the steps that it computed, if they are known: noise levels decide it, unless they are listed.
     """
-    config, left = variant.config, variant.steps_of(steps)
-    if config is not None:
-        if not merges(variant, left) and not skips(variant, left):
-            raise UsageError(f"nothing is merged or skipped in a generation of {left} steps.")
-        if config.skip is not None:
-            given = config.skip.computed if isinstance(config.skip.computed, tuple) else config.skip.count(left)
-            config = replace(config, skip=replace(config.skip, computed=computed or given, fewest=1, min_steps=1))
-    settings = "" if config is None else f"{type(config).__name__} {config.to_json()}"
-    return f"{settings} {variant.name if config is None else ''} {[each.text for each in variant.shortcuts]}"
+    left = column.steps_of(steps)
+    settings = column.name if column.own is None else column.own.does(left, computed)
+    return f"{settings} {[each.text for each in column.shortcuts]}"
 
 
-def _parse(model: Any, text: str, steps: int) -> Sequence[Variant]:
+def _parse(model: Any, text: str, steps: int) -> Sequence[Column]:
     method, _, ratio = text.partition("@")
     exact = re.sub(r"(\d+)%", lambda match: str(max(1, round(int(match[1]) * steps / 100))), method)
     value = parse_value(ratio) if ratio else DEFAULT_RATIO
     if not is_number(value):
         raise UsageError(f"{text!r}: the ratio {ratio!r} is not a number between 0 and 1.")
-    return variants_of(model, [VariantSpec.parse(exact)], [value])
+    return columns_of(model, [ColumnSpec.parse(exact)], [value])
 
 
 def _window(window: tuple[float, float]) -> str:

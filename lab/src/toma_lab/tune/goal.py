@@ -74,16 +74,13 @@ class Goal:
         Args:
             without_lpips: the reason why LPIPS cannot be measured, if so. A limit of it becomes one of PSNR.
         """
-        given = [
-            name
-            for name, value in (
-                ("--quality", quality or None),
-                ("--max-lpips", max_lpips),
-                ("--min-psnr", min_psnr),
-                ("--speed-up", speed_up),
-            )
-            if value is not None
-        ]
+        values = {
+            "--quality": quality or None,
+            "--max-lpips": max_lpips,
+            "--min-psnr": min_psnr,
+            "--speed-up": speed_up,
+        }
+        given = [name for name, value in values.items() if value is not None]
         if len(given) > 1 and given != ["--max-lpips", "--min-psnr"]:
             raise UsageError(
                 f"{' and '.join(given)} exclude each other: give one quality, limits (--max-lpips, --min-psnr), or one "
@@ -109,15 +106,32 @@ class Goal:
 
     def holds(self, figures: Figures) -> bool:
         """Whether it is reached, by a setting that is faster than the original."""
-        return figures.speed_up >= LEAST_GAIN and self._holds(figures, 1.0, 0.0, 1.0)
+        return not self.missed(figures)
+
+    def missed(self, figures: Figures) -> list[str]:
+        """The conditions that do not hold, in words."""
+        found = []
+        if self.max_lpips is not None and (figures.lpips is None or figures.lpips > self.max_lpips):
+            found.append(f"its LPIPS is above {self.max_lpips:g}")
+        if self.min_psnr is not None and figures.psnr < self.min_psnr:
+            found.append(f"its PSNR is below {self.min_psnr:g} dB")
+        if self.speed_up is not None and figures.speed_up < self.speed_up:
+            found.append(f"it is slower than {self.speed_up:g}×")
+        if figures.speed_up < LEAST_GAIN:
+            found.append(f"it is not faster than the original (from {LEAST_GAIN:g}× it would count)")
+        return found
 
     def may_hold(self, figures: Figures) -> bool:
         """Whether it may be reached on more images."""
         doubt = figures.images**-0.5
         lpips_factor, speed_factor = 1 + LPIPS_SLACK * doubt, 1 - SPEED_SLACK * doubt
-        return figures.speed_up >= LEAST_GAIN * speed_factor and self._holds(
-            figures, lpips_factor, PSNR_PER_TENTH * log10(lpips_factor), speed_factor
+        likely = Figures(
+            figures.images,
+            figures.speed_up / speed_factor,
+            figures.psnr + PSNR_PER_TENTH * log10(lpips_factor),
+            None if figures.lpips is None else figures.lpips / lpips_factor,
         )
+        return self.holds(likely)
 
     def preference(self, figures: Figures) -> tuple[float, float]:
         """Sorts what reaches the goal, best first: by speed within a limit, by distance at a speed."""
@@ -130,13 +144,6 @@ class Goal:
         if self.speed_up is None:
             return figures.distance, -figures.speed_up
         return -figures.speed_up, figures.distance
-
-    def _holds(self, figures: Figures, lpips_factor: float, psnr_less: float, speed_factor: float) -> bool:
-        return (
-            (self.max_lpips is None or (figures.lpips is not None and figures.lpips <= self.max_lpips * lpips_factor))
-            and (self.min_psnr is None or figures.psnr >= self.min_psnr - psnr_less)
-            and (self.speed_up is None or figures.speed_up >= self.speed_up * speed_factor)
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from time import perf_counter
 from typing import Any
 
-from toma_diffusion.api import apply_toma
+from toma_diffusion import speed_up
 from toma_diffusion.errors import UsageError
-from toma_diffusion.merge.config import PRESETS
+from toma_diffusion.presets import PRESETS
 from toma_diffusion.skip.learning import FEWEST, Progress
 from toma_diffusion.skip.store import FolderStore
-from toma_lab.evaluation.plan import Item
 from toma_lab.pipelines.clips import generate
-from toma_lab.tune.measure import ORIGINAL, Meter
+from toma_lab.plan import Item
+from toma_lab.runner import ignoring
+from toma_lab.tune.folder import ORIGINAL
+from toma_lab.tune.measure import Meter
 from toma_lab.tune.progress import GENERATED, SearchBar
 
 GENERATIONS = 6
@@ -46,10 +47,9 @@ def learned_texts(meter: Meter, bar: SearchBar, later: float) -> tuple[list[str]
             calls[0]()
             minutes = plan.size.learning * (perf_counter() - started) / 60
             advance(1 / GENERATED)
-            handle = apply_toma(meter.pipe, "fast")
+            handle = speed_up(meter.pipe, "fast")
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", UserWarning)  # what was refused is a candidate that is left out
+                with ignoring("left as it was"):  # what was refused is a candidate that is left out
                     handle.learn(calls, minutes=minutes, folder=folder.learning_path, on_progress=show)
                 handle.save(folder.learned_path)
             except UsageError as error:
@@ -57,8 +57,7 @@ def learned_texts(meter: Meter, bar: SearchBar, later: float) -> tuple[list[str]
             finally:
                 handle.remove()
             FolderStore.clear(folder.learning_path)
-    presets = [name for name, preset in PRESETS.items() if preset.skip is not None]
-    return [f"{preset}:learned={folder.learned_path}" for preset in presets], []
+    return [f"{preset}:learned={folder.learned_path}" for preset in PRESETS], []
 
 
 def _generate(meter: Meter, item: Item) -> Any:

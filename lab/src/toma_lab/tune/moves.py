@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from toma_diffusion.skip.schedule import computed_steps
-from toma_lab.evaluation.plan import Variant
-
-REPLACED = ("computed", "fewest", "learned")
-"""Fields of `Skip` that another list of computed steps takes the place of."""
+from toma_lab.columns import Column
+from toma_lab.columns.ours import SKIP_FIELDS
 
 
-def moved(variant: Variant, steps: int, computed: tuple[int, ...] | None = None) -> list[Variant]:
+def moved(column: Column, steps: int, computed: tuple[int, ...] | None = None) -> list[Column]:
     """All candidates that differ from this one in one computed step, by one place; none if it skips nothing.
 
     Args:
         steps: of the run.
         computed: the steps that it computed, if they are known: noise levels decide it, unless they are listed.
     """
-    config, left = variant.config, variant.steps_of(steps)
-    if config is None or config.skip is None:
+    own, left = column.own, column.steps_of(steps)
+    if own is None or own.at(left).skip is None:
         return []
-    kept = [name for name in variant.overrides if name not in REPLACED]
+    overrides = (*(name for name in column.overrides if name not in SKIP_FIELDS), "computed")
     return [
-        replace(variant, config=config.changed({"computed": other}), overrides=(*kept, "computed"))
-        for other in moved_steps(computed or computed_steps(config.skip, left), left)
+        replace(column, own=own.with_computed(other), overrides=overrides)
+        for other in moved_steps(computed or own.computed(left), left)
     ]
 
 

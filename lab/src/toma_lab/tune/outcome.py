@@ -8,9 +8,10 @@ from math import isfinite
 from typing import Any
 
 from toma_diffusion.errors import UsageError
-from toma_lab.evaluation.plan import Variant
-from toma_lab.tune.folder import TuneFolder, of_this_version, read_json, write_json
-from toma_lab.tune.goal import Figures, Goal
+from toma_lab.columns import Column
+from toma_lab.folder import read_json, write_json
+from toma_lab.tune.folder import TuneFolder, of_this_version
+from toma_lab.tune.goal import LEAST_GAIN, Figures, Goal
 from toma_lab.tune.sensitivity import SensitivityMap
 
 
@@ -18,7 +19,7 @@ from toma_lab.tune.sensitivity import SensitivityMap
 class Result:
     """One candidate."""
 
-    variant: Variant
+    column: Column
     figures: Figures | None
     """Of the finalists' images, or else of those of the search; None if it failed."""
     is_finalist: bool = False
@@ -30,8 +31,8 @@ class Result:
         if figures is not None and not isfinite(figures["psnr"]):
             figures["psnr"] = str(figures["psnr"])
         return {
-            "variant": self.variant.to_dict(),
-            "title": self.variant.title,
+            "column": self.column.to_dict(),
+            "title": self.column.title,
             "figures": figures,
             "is_finalist": self.is_finalist,
             "failure": self.failure,
@@ -43,7 +44,7 @@ class Result:
         figures = values["figures"]
         if figures is not None:
             figures = Figures(**figures | {"psnr": float(figures["psnr"])})
-        return cls(Variant.from_dict(values["variant"]), figures, values["is_finalist"], values["failure"])
+        return cls(Column.from_dict(values["column"]), figures, values["is_finalist"], values["failure"])
 
 
 @dataclass(frozen=True)
@@ -70,24 +71,36 @@ class Outcome:
         """The answer in a sentence."""
         if self.chosen is None or self.chosen.figures is None:
             return f"No candidate reached the goal, {self.goal}. The answer is the model as it is. {self._advice}"
-        found = f"{self.chosen.variant.title}: {in_words(self.chosen.figures)}"
+        found = f"{self.chosen.column.title}: {in_words(self.chosen.figures)}"
         if self.is_reached:
             return f"The answer to “{self.goal}” is {found}."
         return f"No candidate reached the goal, {self.goal}. The fastest is {found}. {self._advice}"
 
     @property
     def _advice(self) -> str:
+        """What came nearest, which condition it failed, and what to do."""
         if self.goal.speed_up is not None:
             return "Ask for less speed, or try more with --budget medium."
-        nearest = min(self.finalists, key=lambda each: each.figures.distance if each.figures else 0, default=None)
-        near = "" if nearest is None else f"The nearest was {nearest.variant.title}: {in_words(nearest.figures)}. "
-        return near + "Allow a larger distance, or try more with --budget medium."
+        more = "try more with --budget medium."
+        nearest = min(self.finalists, key=self._misses, default=None)
+        if nearest is None or nearest.figures is None:
+            return f"Allow a larger distance, or {more}"
+        missed = self.goal.missed(nearest.figures)
+        near = f"The nearest was {nearest.column.title}: {in_words(nearest.figures)}; {' and '.join(missed)}."
+        if len(missed) == 1 and nearest.figures.speed_up < LEAST_GAIN:
+            return f"{near} What is as near saves no time here: allow a larger distance, or {more}"
+        return f"{near} Allow a larger distance, or {more}"
+
+    def _misses(self, result: Result) -> tuple[int, float]:
+        """How many conditions a finalist fails, and its distance."""
+        assert result.figures is not None
+        return len(self.goal.missed(result.figures)), result.figures.distance
 
     def write(self, folder: TuneFolder) -> None:
         """Save it as answer.json."""
         values = {
             "goal": self.goal.to_dict(),
-            "chosen": None if self.chosen is None else self.chosen.variant.slug,
+            "chosen": None if self.chosen is None else self.chosen.column.column_id,
             "is_reached": self.is_reached,
             "results": [each.to_dict() for each in self.results],
             "left_out": list(self.left_out),
@@ -105,7 +118,7 @@ class Outcome:
             results = tuple(Result.from_dict(each) for each in values["results"])
         return cls(
             Goal(**values["goal"]),
-            next((each for each in results if each.variant.slug == values["chosen"]), None),
+            next((each for each in results if each.column.column_id == values["chosen"]), None),
             values["is_reached"],
             results,
             tuple(values["left_out"]),

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toma_diffusion.merge import Grid
-from toma_lab.evaluation.plan import Item, Variant
-from toma_lab.evaluation.run import shares
+from toma_lab.columns import Column
 from toma_lab.metrics import MetricSet
 from toma_lab.pipelines.generation import reports_steps
+from toma_lab.plan import Item
+from toma_lab.runner import shares
 from toma_lab.tune.candidates import Candidates, count_expected, done_by, merges_over_frames, open_candidates, texts_of
-from toma_lab.tune.folder import TuneFolder
+from toma_lab.tune.folder import ORIGINAL, TuneFolder
 from toma_lab.tune.goal import Figures, Goal
 from toma_lab.tune.learned import learned_texts
-from toma_lab.tune.measure import ORIGINAL, Meter, turns_of
+from toma_lab.tune.measure import Meter, turns_of
 from toma_lab.tune.moves import moved
 from toma_lab.tune.outcome import Outcome, Result
 from toma_lab.tune.progress import MAP_CELL, SearchBar, later_measurements, measurements_left
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 CLOSEST = Goal(speed_up=1.0)
 """Of schedules that compute as many steps: all are equally fast, whatever the clock says."""
-Seen = dict[Variant, Sequence[Item]]
+Seen = dict[Column, Sequence[Item]]
 """Candidates, with the images that they were measured on."""
 
 
@@ -59,24 +60,24 @@ def tune(
     sensitivity = work.draw_map()
     candidates = work.candidates(sensitivity)
     plan, size = folder.plan, folder.plan.size
-    last, seen = work.climb(*work.search(candidates.variants, goal, size.climbs), goal)
+    last, seen = work.climb(*work.search(candidates.columns, goal, size.climbs), goal)
     alive = finalists_of(last, goal, size.finalists)
     finals = work.measure(alive, plan.final_items, "finalists")
-    for variant in substitutes(last, goal, alive)[: size.finalists]:
+    for column in substitutes(last, goal, alive)[: size.finalists]:
         if not answer(finals, goal).is_reached:
-            finals |= work.measure([variant], plan.final_items, "more finalists")
-    results = [_result(folder, variant, items, finals) for variant, items in seen.items()]
+            finals |= work.measure([column], plan.final_items, "more finalists")
+    results = [_result(folder, column, items, finals) for column, items in seen.items()]
     found = answer(finals, goal)
-    chosen = next((each for each in results if each.variant == found.chosen), None)
+    chosen = next((each for each in results if each.column == found.chosen), None)
     return Outcome(goal, chosen, found.is_reached, tuple(results), candidates.left_out, sensitivity)
 
 
-def _result(folder: TuneFolder, variant: Variant, items: Sequence[Item], finals: Mapping[Variant, Figures]) -> Result:
-    if variant in finals:
-        return Result(variant, finals[variant], is_finalist=True)
-    measured = [folder.measurement(variant, item) for item in (*items, *folder.plan.final_items)]
-    failure = next((each.failure for each in measured if each is not None and each.failure), "")
-    return Result(variant, None if failure else figures_in(folder, variant, items), failure=failure)
+def _result(folder: TuneFolder, column: Column, items: Sequence[Item], finals: Mapping[Column, Figures]) -> Result:
+    if column in finals:
+        return Result(column, finals[column], is_finalist=True)
+    measured = [folder.measured(column, item) or {} for item in (*items, *folder.plan.final_items)]
+    failure = next((row["failure"] for row in measured if row.get("failure")), "")
+    return Result(column, None if failure else figures_in(folder, column, items), failure=failure)
 
 
 @dataclass(eq=False)
@@ -109,11 +110,15 @@ class _Work:
             for index, step in share:
                 self.folder.write_growth(index, step, prober.growth(groups[index], step))
                 advance(MAP_CELL)
-        self.state.wait_for_everyone()
+        self._wait()
         found = {cell: self.folder.growth(*cell) or 0.0 for cell in cells}
         growth = tuple(tuple(found[index, step] for step in steps) for index in range(len(groups)))
         names = tuple(name_of(prober.blocks, group) for group in groups)
         return SensitivityMap(tuple(groups), names, steps, plan.steps, growth)
+
+    def _wait(self) -> None:
+        self.state.wait_for_everyone()
+        self.folder.rows.refresh()
 
     def _later(self) -> float:
         """The measurements of the whole search, about."""
@@ -139,8 +144,8 @@ class _Work:
         return written
 
     def search(
-        self, variants: Sequence[Variant], goal: Goal, climbs: int, name: str = "search"
-    ) -> tuple[dict[Variant, Figures], Seen]:
+        self, columns: Sequence[Column], goal: Goal, climbs: int, name: str = "search"
+    ) -> tuple[dict[Column, Figures], Seen]:
         """Measure candidates on more and more images, after each rung the better half. Returns those that are left, and
         for all the images that they were measured on.
 
@@ -149,40 +154,40 @@ class _Work:
             name: of the stage.
         """
         plan, size = self.folder.plan, self.folder.plan.size
-        alive, figures, seen = list(variants), dict[Variant, Figures](), Seen()
+        alive, figures, seen = list(columns), dict[Column, Figures](), Seen()
         for rung, images in enumerate(size.rungs):
             items = plan.items[:images]
             seen |= dict.fromkeys(alive, items)
             what = f"{name}, {images} of {size.rungs[-1]} {plan.thing}s"
             figures = self.measure(alive, items, what, later_measurements(size, len(alive), rung, climbs))
             alive = survivors(figures, goal, size.finalists)
-        return {variant: each for variant, each in figures.items() if variant in alive}, seen
+        return {column: each for column, each in figures.items() if column in alive}, seen
 
-    def climb(self, figures: dict[Variant, Figures], seen: Seen, goal: Goal) -> tuple[dict[Variant, Figures], Seen]:
+    def climb(self, figures: dict[Column, Figures], seen: Seen, goal: Goal) -> tuple[dict[Column, Figures], Seen]:
         """Move computed steps of the most promising candidate that skips steps, as long as that is closer to the
         original. Returns what `search` does: the closest schedule has taken the place of the candidate."""
         steps, climbs = self.folder.plan.steps, self.folder.plan.size.climbs
-        best = next((variant for variant in ranked(figures, goal) if moved(variant, steps)), None)
-        tried = {done_by(variant, steps, self._computed(variant, seen)) for variant in seen}
+        best = next((column for column in ranked(figures, goal) if moved(column, steps)), None)
+        tried = {done_by(column, steps, self._computed(column, seen)) for column in seen}
         for number in range(climbs):
             if best is None:  # nothing skips steps
                 break
             others = moved(best, steps, self._computed(best, seen))
-            near = [variant for variant in others if done_by(variant, steps) not in tried]
-            tried |= {done_by(variant, steps) for variant in near}
+            near = [column for column in others if done_by(column, steps) not in tried]
+            tried |= {done_by(column, steps) for column in near}
             found, measured = self.search(near, CLOSEST, climbs - number - 1, f"steps moved, round {number + 1}")
             seen |= measured
-            closest = min(found, key=lambda variant: found[variant].distance, default=best)
+            closest = min(found, key=lambda column: found[column].distance, default=best)
             if closest is best or found[closest].distance >= figures[best].distance:
                 break
             figures = {each: figures[each] for each in figures if each != best} | {closest: found[closest]}
             best = closest
         return figures, seen
 
-    def _computed(self, variant: Variant, seen: Seen) -> tuple[int, ...] | None:
+    def _computed(self, column: Column, seen: Seen) -> tuple[int, ...] | None:
         """The steps that a candidate computed, if it skipped others."""
-        measured = self.folder.measurement(variant, seen[variant][0])
-        return None if measured is None else measured.computed
+        computed = (self.folder.measured(column, seen[column][0]) or {}).get("computed_steps")
+        return None if computed is None else tuple(computed)
 
     def _not_made(self, sensitivity: SensitivityMap | None, grid: Grid | None) -> list[str]:
         """Why kinds of candidates are missing that others have."""
@@ -206,15 +211,15 @@ class _Work:
             self.bar.announce(plan.thing, plan.steps, seconds)
 
     def measure(
-        self, variants: Sequence[Variant], items: Sequence[Item], what: str, later: float = 0.0
-    ) -> dict[Variant, Figures]:
+        self, columns: Sequence[Column], items: Sequence[Item], what: str, later: float = 0.0
+    ) -> dict[Column, Figures]:
         """Measure what is missing; `later` is what follows, about. Returns what did not fail."""
-        (share,) = shares(self.state, [turns_of(self.folder, variants, items)])
+        (share,) = shares(self.state, [turns_of(self.folder, columns, items)])
         work = sum(len(candidates) for _, candidates in share)
         with self.bar.stage(what, work, later) as advance:
             for turn in share:
                 self._announce(self.meter.measure(turn))
                 advance(len(turn[1]))
-        self.state.wait_for_everyone()
-        found = {variant: figures_in(self.folder, variant, items) for variant in variants}
-        return {variant: each for variant, each in found.items() if each is not None}
+        self._wait()
+        found = {column: figures_in(self.folder, column, items) for column in columns}
+        return {column: each for column, each in found.items() if each is not None}

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from toma_lab.evaluation.plan import Item, Variant
+from toma_lab.columns import Column
 from toma_lab.metrics.pixels import pool_psnr
-from toma_lab.tune.folder import Measurement, TuneFolder
+from toma_lab.plan import Item
+from toma_lab.rows import Row, number
+from toma_lab.tune.folder import TuneFolder
 from toma_lab.tune.goal import Figures, Goal
 
 
@@ -16,22 +18,22 @@ from toma_lab.tune.goal import Figures, Goal
 class Answer:
     """What a search found."""
 
-    chosen: Variant | None
+    chosen: Column | None
     """None: the model as it is."""
     is_reached: bool
     """Whether the chosen setting reaches the goal."""
 
 
-def figures_of(measurements: Sequence[Measurement]) -> Figures | None:
+def figures_of(rows: Sequence[Row]) -> Figures | None:
     """One setting over all its images; None if it failed on one of them, or has none."""
-    if not measurements or any(each.failure for each in measurements):
+    if not rows or any(row.get("failure") for row in rows):
         return None
     return Figures(
-        images=len(measurements),
-        speed_up=median(each.original_seconds / each.seconds for each in measurements),
-        psnr=pool_psnr([each.psnr for each in measurements]),
-        lpips=_mean(each.lpips for each in measurements),
-        flicker=_mean(each.flicker for each in measurements),
+        images=len(rows),
+        speed_up=median(float(row["baseline_seconds"]) / float(row["seconds"]) for row in rows),
+        psnr=pool_psnr([float(row["psnr"]) for row in rows]),
+        lpips=_mean(number(row, "lpips") for row in rows),
+        flicker=_mean(number(row, "flicker") for row in rows),
     )
 
 
@@ -42,60 +44,60 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if len(known) == len(every) else None
 
 
-def figures_in(folder: TuneFolder, variant: Variant, items: Sequence[Item]) -> Figures | None:
+def figures_in(folder: TuneFolder, column: Column, items: Sequence[Item]) -> Figures | None:
     """Those of the images that were measured, out of these."""
-    found = [folder.measurement(variant, item) for item in items]
-    return figures_of([each for each in found if each is not None])
+    found = [folder.measured(column, item) for item in items]
+    return figures_of([row for row in found if row is not None])
 
 
-def ranked(figures: Mapping[Variant, Figures], goal: Goal) -> list[Variant]:
+def ranked(figures: Mapping[Column, Figures], goal: Goal) -> list[Column]:
     """The most promising first.
 
     Those that may reach the goal come first, by layers: the front, which nothing beats in both speed and distance; then
     what would be the front without it; and so on. The others follow by how little they miss the goal.
     """
-    rest = [variant for variant, each in figures.items() if goal.may_hold(each)]
-    order: list[Variant] = []
+    rest = [column for column, each in figures.items() if goal.may_hold(each)]
+    order: list[Column] = []
     while rest:
         layer = [one for one in rest if not any(figures[other].beats(figures[one]) for other in rest)]
-        order += sorted(layer, key=lambda variant: goal.preference(figures[variant]))
-        rest = [variant for variant in rest if variant not in layer]
-    others = [variant for variant in figures if variant not in order]
+        order += sorted(layer, key=lambda column: goal.preference(figures[column]))
+        rest = [column for column in rest if column not in layer]
+    others = [column for column in figures if column not in order]
     # What is no faster than the original comes last, however near it is.
     return order + sorted(others, key=lambda each: (figures[each].speed_up <= 1, goal.shortfall(figures[each])))
 
 
-def survivors(figures: Mapping[Variant, Figures], goal: Goal, at_least: int) -> list[Variant]:
+def survivors(figures: Mapping[Column, Figures], goal: Goal, at_least: int) -> list[Column]:
     """The better half, rounded up, but not fewer than `at_least`."""
     return ranked(figures, goal)[: max(at_least, (len(figures) + 1) // 2)]
 
 
-def finalists_of(figures: Mapping[Variant, Figures], goal: Goal, count: int) -> list[Variant]:
+def finalists_of(figures: Mapping[Column, Figures], goal: Goal, count: int) -> list[Column]:
     """Those to measure at the end: mostly such that reach the goal already, and the best of those that may."""
     order = ranked(figures, goal)
     safe = sorted(
         (each for each in order if goal.holds(figures[each])), key=lambda each: goal.preference(figures[each])
     )
-    others = [variant for variant in order if variant not in safe]
+    others = [column for column in order if column not in safe]
     chosen = [*safe[: count - 1], *others[:1], *safe[count - 1 :], *others[1:]]
     return chosen[:count]
 
 
-def substitutes(figures: Mapping[Variant, Figures], goal: Goal, tried: Sequence[Variant]) -> list[Variant]:
+def substitutes(figures: Mapping[Column, Figures], goal: Goal, tried: Sequence[Column]) -> list[Column]:
     """Those to measure if no finalist reaches the goal: the likeliest to reach it first."""
-    left = [variant for variant, each in figures.items() if variant not in tried and goal.may_hold(each)]
-    return sorted(left, key=lambda variant: goal.shortfall(figures[variant]))
+    left = [column for column, each in figures.items() if column not in tried and goal.may_hold(each)]
+    return sorted(left, key=lambda column: goal.shortfall(figures[column]))
 
 
-def answer(finalists: Mapping[Variant, Figures], goal: Goal) -> Answer:
+def answer(finalists: Mapping[Column, Figures], goal: Goal) -> Answer:
     """The best finalist that reaches the goal.
 
     If there is none: within a limit of quality the model as it is; at a wanted speed the fastest.
     """
-    reaching = [variant for variant, each in finalists.items() if goal.holds(each)]
+    reaching = [column for column, each in finalists.items() if goal.holds(each)]
     if reaching:
-        return Answer(min(reaching, key=lambda variant: goal.preference(finalists[variant])), is_reached=True)
+        return Answer(min(reaching, key=lambda column: goal.preference(finalists[column])), is_reached=True)
     if goal.speed_up is None or not finalists:
         return Answer(None, is_reached=False)
-    fastest = min(finalists, key=lambda variant: goal.shortfall(finalists[variant]))
+    fastest = min(finalists, key=lambda column: goal.shortfall(finalists[column]))
     return Answer(fastest if finalists[fastest].speed_up > 1 else None, is_reached=False)

@@ -27,12 +27,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from toma_diffusion.api import find_denoisers
 from toma_diffusion.engine.arguments import Arguments, Keywords, given_to
+from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.families import Block, find_family
 from toma_diffusion.merge import Grid
 from toma_diffusion.merge.state import Call, image_start
-from toma_lab.experiments.shortcuts.base import forwards_restored
+from toma_lab.columns.base import forwards_restored
 from toma_lab.pipelines.clips import latents_of
 from toma_lab.pipelines.generation import ImageRequest
 
