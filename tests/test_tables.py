@@ -6,8 +6,7 @@ from itertools import combinations, groupby
 from pathlib import Path
 
 import pytest
-from tiny import sdxl_unet
-from tiny_video import build
+from tiny import build, sdxl_unet
 from toma_lab.evaluation.variants import UNMERGED, VariantSpec, variants_of
 from toma_lab.experiments.costs import StepCosts
 

@@ -22,7 +22,7 @@ STAND_INS = {
     "torchaudio.functional": (),
 }
 """What ComfyUI imports of these packages at its start. Its audio models and Stable Cascade use them, ours do not."""
-EXTENSION = Path(__file__).parents[2] / "integrations" / "comfyui"
+EXTENSION = Path(__file__).parents[2] / "comfyui"
 
 
 FOLDER = os.environ.get(VARIABLE)
@@ -61,7 +61,7 @@ def comfyui() -> Path:
 
 @pytest.fixture(scope="session")
 def loaded_nodes(comfyui):
-    """ComfyUI's nodes with ours, which its own loader has found in the folder `integrations/comfyui`."""
+    """ComfyUI's nodes with ours, which its own loader has found in the folder `comfyui`."""
     import nodes
 
     assert asyncio.run(nodes.load_custom_node(str(EXTENSION)))
