@@ -1,5 +1,8 @@
-"""Tests against ComfyUI's own code. It is not part of this project: the environment variable TOMA_COMFYUI says where a
-checkout of it lies (make test-comfyui COMFYUI=path). Without one, the tests that need it are skipped."""
+"""Tests of the nodes: some on stand-ins (stand_in.py), some with ComfyUI's own code.
+
+ComfyUI is not part of this project: the environment variable TOMA_COMFYUI says where a checkout of it lies (make
+test-comfyui COMFYUI=path). Without one, the tests that need it are left out.
+"""
 
 import asyncio
 import importlib.util
@@ -11,6 +14,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from stand_in import comfy_modules
 
 VARIABLE = "TOMA_COMFYUI"
 STAND_INS = {
@@ -46,6 +50,13 @@ if FOLDER and (Path(FOLDER) / "comfy").is_dir():
     import comfy.cli_args
 
     comfy.cli_args.args.cpu = True
+
+
+@pytest.fixture
+def without_comfyui(monkeypatch):
+    """What the nodes import of ComfyUI is a stand-in."""
+    for name, module in comfy_modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
 
 
 @pytest.fixture(scope="session")

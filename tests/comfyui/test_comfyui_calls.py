@@ -3,7 +3,6 @@
 import sys
 
 import pytest
-import stand_in
 import torch
 from observe import bookkeeping, our_hooks, same_picture
 from stand_in import LEVELS, PROMPTS, WIDTH, Prompt, lengths_of, sample, tiny
@@ -13,17 +12,12 @@ from toma_diffusion.comfyui.nodes import faster
 from toma_diffusion.comfyui.upstream import wrapper_of
 
 MERGE, SKIP = {"merge": Merge(skip_blocks=())}, {"skip": Skip(computed=(0, 2))}
+pytestmark = pytest.mark.usefixtures("without_comfyui")
 CHOICES = pytest.mark.parametrize(
     "choices",
     [MERGE, {"merge": Merge(scope="module")}, SKIP, MERGE | SKIP],
     ids=["merging", "modules", "skipping", "both"],
 )
-
-
-@pytest.fixture(autouse=True)
-def _without_comfyui(monkeypatch):
-    for name, module in stand_in.comfy_modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
 
 
 def clone_of(model, **choices):

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import stand_in
 import torch
 from observe import bookkeeping
 from stand_in import OtherModel, sample, tiny
@@ -16,6 +15,7 @@ from toma_diffusion import UsageError
 from toma_diffusion.comfyui import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from toma_diffusion.comfyui.nodes import NODES, MergeTokens, Report, SkipSteps, SpeedUp
 
+pytestmark = pytest.mark.usefixtures("without_comfyui")
 FOLDER = Path(__file__).parents[2] / "comfyui"
 NAMES = {
     "ToMASpeedUp": "ToMA: speed up model",
@@ -23,12 +23,6 @@ NAMES = {
     "ToMAMergeTokens": "ToMA: merge tokens",
     "ToMAReport": "ToMA: report",
 }
-
-
-@pytest.fixture(autouse=True)
-def _without_comfyui(monkeypatch):
-    for name, module in stand_in.comfy_modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
 
 
 def run(node, model, **inputs):
@@ -53,7 +47,7 @@ def test_with_comfyui(comfyui):
 
 class TestInterface:
     def test_names(self):
-        assert names_of(NODE_CLASS_MAPPINGS) == set(NAMES)
+        assert list(NODE_CLASS_MAPPINGS) == list(NAMES)
         assert NODE_DISPLAY_NAME_MAPPINGS == NAMES
 
     @pytest.mark.parametrize("node", NODES)
@@ -73,10 +67,6 @@ class TestInterface:
         monkeypatch.setitem(sys.modules, "server", type("server", (), {"PromptServer": server}))
         SpeedUp().run(model=tiny(), preset="fast", unique_id="7")
         assert texts == {"7": "8 of 20 steps are computed, 12 skipped and predicted"}
-
-
-def names_of(mapping):
-    return {name for name, node in mapping.items() if name == node.ID}
 
 
 class TestOneAfterTheOther:
@@ -207,18 +197,14 @@ class TestFolder:
         assert result.returncode == 1
         assert "in a clone of its repository: python -m pip install ." in result.stderr
 
-    def test_without_comfyui_the_nodes_are_there(self):
+    def test_nodes_are_loaded_without_comfyui_and_not_by_the_package_itself(self):
         result = self.python(
+            "import json, sys, toma_diffusion\n"
+            "before = 'toma_diffusion.comfyui' in sys.modules\n"
             "from toma_diffusion.comfyui import NODE_CLASS_MAPPINGS\n"
-            "import sys, json; print(json.dumps([list(NODE_CLASS_MAPPINGS), 'comfy' in sys.modules]))"
+            "print(json.dumps([before, list(NODE_CLASS_MAPPINGS), 'comfy' in sys.modules]))"
         )
-        assert json.loads(result.stdout) == [list(NAMES), False]
-
-    def test_the_package_itself_does_not_load_them(self):
-        assert (
-            self.python("import toma_diffusion, sys; print('toma_diffusion.comfyui' in sys.modules)").stdout
-            == "False\n"
-        )
+        assert json.loads(result.stdout) == [False, list(NAMES), False]
 
     @pytest.mark.parametrize("path", sorted(FOLDER.glob("example_workflows/*.json")), ids=lambda path: path.stem)
     def test_examples_use_our_nodes_as_they_are(self, path):

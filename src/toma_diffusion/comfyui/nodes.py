@@ -70,8 +70,8 @@ class SpeedUp(Node):
         "preset": choice(
             presets.PRESETS,
             presets.DEFAULT,
-            "balanced is closest to the original, and merges tokens if there are 4 steps or fewer. fast and faster save more "
-            "time and lose more detail.",
+            "balanced is closest to the original, and merges tokens if there are 4 steps or fewer. fast and faster "
+            "save more time and lose more detail.",
         ),
     }
 
