@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from tiny import build, sdxl_unet
-from toma_lab.evaluation.variants import UNMERGED, ColumnSpec, columns_of
 from toma_lab.costs import StepCosts
+from toma_lab.evaluation.variants import UNMERGED, ColumnSpec, columns_of
 
 from toma_diffusion.skip.schedule import computed_steps
 
