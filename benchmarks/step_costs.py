@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from toma_lab.costs import BLOCKS, CACHED, FILE, MERGED, SMALLEST_GRID, TIME_SETTINGS, StepCost
 from toma_lab.columns import SHORTCUTS
 from toma_lab.columns.block_caches import FirstBlockCache
 from toma_lab.columns.deepcache import DeepCache
+from toma_lab.costs import BLOCKS, CACHED, FILE, MERGED, SMALLEST_GRID, TIME_SETTINGS, StepCost
 
 from toma_diffusion.merge.schedule import Schedule
 from toma_diffusion.others import METHODS
