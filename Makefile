@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 CHROMIUM ?= chromium
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	--editable ./demo-model --editable ./lab --editable
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test test-fast test-browser test-comfyui test-compat check format test-gpu bench docs dist clean
 
@@ -60,7 +59,7 @@ clean:
 	rm -rf $(VENV) .venv-compat .venv-comfyui demo dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/installed-%: pyproject.toml lab/pyproject.toml demo-model/pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALL) ".[$*]"
+	$(INSTALL) --editable ".[$*]" --editable ./lab --editable ./demo-model # the library first: the others require it
 	@touch $@
 
 .venv-compat/installed: pyproject.toml constraints-compat.txt

@@ -8,28 +8,25 @@ UNet, to try it out.
 
 import argparse
 import csv
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 from DeepCache import DeepCacheSDHelper
-from toma_lab.bench.models import Denoiser, build
-from toma_lab.bench.timing import time_runs
+from operators import microseconds
+from toma_lab.bench.zoo import Denoiser, build
 from toma_lab.facts import gather_facts
 
 from toma_diffusion.files import replacing
 
 BRANCHES = (0, 3)
 """Of `deepcache:branch`."""
-REPEATS = 20
 
 
 def milliseconds(denoiser: Denoiser, branch: int) -> tuple[float, float]:
     """Of a whole step, and of one that is skipped."""
-    side = denoiser.default_resolution
-    inputs = denoiser.inputs(denoiser.default_batch, side, side)
+    inputs = denoiser.inputs(denoiser.default_batch, *denoiser.default_size)
     helper = DeepCacheSDHelper(pipe=SimpleNamespace(unet=denoiser.model))
     helper.set_params(cache_interval=2, cache_branch_id=branch)
     helper.enable()
@@ -39,27 +36,10 @@ def milliseconds(denoiser: Denoiser, branch: int) -> tuple[float, float]:
     try:
         with torch.no_grad():
             for helper.cur_timestep in (0, 1):
-                run = _ready(lambda: forward(**inputs, return_dict=False), denoiser.device)
-                times.append(time_runs(run, REPEATS, 1, denoiser.device).median)
+                times.append(microseconds(lambda _: forward(**inputs, return_dict=False)) / 1e3)
     finally:
         helper.disable()
     return times[0], times[1]
-
-
-def _ready(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Warmed up, and on a GPU as a graph."""
-    if device.type == "cpu":
-        call()
-        return call
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        call()
-    return graph.replay
 
 
 def main() -> None:
@@ -79,7 +59,7 @@ def main() -> None:
                 "branch": branch,
                 "whole_ms": round(whole, 4),
                 "skipped_ms": round(skipped, 4),
-                "resolution": denoiser.default_resolution,
+                "resolution": denoiser.default_size.width,
                 "batch": denoiser.default_batch,
                 "dtype": str(denoiser.dtype).removeprefix("torch."),
                 **asdict(gather_facts(device, options.commit)),

@@ -7,7 +7,7 @@ def measure(shape: Shape) -> list[dict[str, object]]:
     tokens = shape.tokens()
     plan, reference = ready_plans(shape, tokens[0])
     us, reference_us = (
-        microseconds(lambda index, each=each: each._choose(tokens[index % len(tokens)]))  # type: ignore[misc]
+        microseconds(lambda index, each=each: each.choose(tokens[index % len(tokens)]))  # type: ignore[misc]
         for each in (plan, reference)
     )
     return [row("facility_location", shape, us, reference_us, tokens[0].nbytes, tokens)]

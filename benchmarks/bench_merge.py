@@ -13,8 +13,8 @@ from operators import SHAPES, Shape, device, main, microseconds, ready_plans, ro
 from tomesd.merge import bipartite_soft_matching_random2d
 from torch import Tensor
 
-from toma_diffusion import Action, Grid, MergePlan, ToMeSDConfig
-from toma_diffusion.others.tomesd import CellSampler, MatchingPlan
+from toma_diffusion.merge import Action, Grid, MergePlan
+from toma_diffusion.others.tomesd import CellSampler, MatchingPlan, ToMeSD
 
 PAPER = [
     replace(shape, ratio=ratio)
@@ -58,7 +58,7 @@ def measure(shape: Shape) -> list[dict[str, object]]:
 def measure_tomesd(shape: Shape, tokens: list[Tensor]) -> list[dict[str, object]]:
     """Without random draws, which a captured graph cannot make; they cost one small kernel."""
     shape = replace(shape, tile=2)  # the cells
-    grid, config = Grid(shape.side, shape.side), ToMeSDConfig(ratio=shape.ratio, random=False)
+    grid, config = Grid(shape.side, shape.side), ToMeSD(ratio=shape.ratio, random=False)
     plan = MatchingPlan(grid, config=config, sampler=CellSampler(0), batch_size=shape.batch, device=device())
 
     def match(each: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:

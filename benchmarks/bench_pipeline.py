@@ -21,16 +21,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+from toma_lab.bench.group import BASELINE, Group
 from toma_lab.bench.measure import Measured, attention_of, measure
-from toma_lab.bench.models import Denoiser, build
 from toma_lab.bench.pipelines import RandomPipeline
-from toma_lab.bench.records import Records, claimed
-from toma_lab.bench.runner import BASELINE_CELL, row_of
-from toma_lab.bench.scenario import Comparison, Group
+from toma_lab.bench.runner import note_drift, row_of
 from toma_lab.bench.turns import Turns
-from toma_lab.experiments.cells import Cell, MethodSpec, cells_of
+from toma_lab.bench.zoo import Denoiser, build
+from toma_lab.columns import Column, ColumnSpec, columns_of
 from toma_lab.facts import gather_facts
+from toma_lab.folder import locked
 from toma_lab.parsing import Resolution, split_list
+from toma_lab.rows import Rows
 
 READY, GO = "ready", "go"
 
@@ -59,14 +60,13 @@ def denoiser_of(options: argparse.Namespace) -> Denoiser:
 
 def group_of(options: argparse.Namespace, denoiser: Denoiser) -> Group:
     """What all methods have in common."""
-    resolution = Resolution.parse(options.resolution or denoiser.default_size, denoiser.family.multiple)
+    default_size = "x".join(map(str, denoiser.default_size[:2]))
+    resolution = Resolution.parse(options.resolution or default_size, denoiser.family.multiple)
     dtype = str(denoiser.dtype).removeprefix("torch.")
-    return Group(
-        denoiser.name, resolution, denoiser.default_batch, "compiled", options.compile, options.steps, None, dtype
-    )
+    return Group(denoiser.name, resolution, denoiser.default_batch, "compiled", options.compile, options.steps, dtype)
 
 
-def time_cell(parent: Connection, options: argparse.Namespace, cell: Cell) -> None:
+def time_column(parent: Connection, options: argparse.Namespace, column: Column) -> None:
     """In a process of its own: compile, wait for the turn, time, and send the result or the error."""
     try:
         denoiser = denoiser_of(options)
@@ -75,11 +75,11 @@ def time_cell(parent: Connection, options: argparse.Namespace, cell: Cell) -> No
         found: Measured | str = measure(
             denoiser,
             group_of(options, denoiser),
-            cell,
+            column,
             repeats=options.repeats,
             end_to_end=around,
             turns=Told(parent),
-            stage=lambda text: print(f"{text} {cell.method}", flush=True),
+            stage=lambda text: print(f"{text} {column.name}", flush=True),
         )
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
@@ -90,7 +90,7 @@ def time_cell(parent: Connection, options: argparse.Namespace, cell: Cell) -> No
 class Child:
     """A process, and what it sent."""
 
-    cell: Cell
+    column: Column
     process: multiprocessing.process.BaseProcess
     pipe: Connection
     found: Measured | str = ""
@@ -107,16 +107,16 @@ class Child:
         return False
 
 
-def children_of(options: argparse.Namespace, cells: list[Cell]) -> list[Child]:
-    """One process a cell, already compiling."""
+def children_of(options: argparse.Namespace, columns: list[Column]) -> list[Child]:
+    """One process a column, already compiling."""
     context = multiprocessing.get_context("spawn")
     children = []
-    for cell in cells:
+    for column in columns:
         ours, theirs = context.Pipe()
-        process = context.Process(target=time_cell, args=(theirs, options, cell), daemon=True)
+        process = context.Process(target=time_column, args=(theirs, options, column), daemon=True)
         process.start()
         theirs.close()
-        children.append(Child(cell, process, ours))
+        children.append(Child(column, process, ours))
     return children
 
 
@@ -124,35 +124,35 @@ def run(options: argparse.Namespace) -> int:
     """Measure all, and write their rows. Returns how many failed."""
     denoiser = denoiser_of(options)
     group, facts = group_of(options, denoiser), gather_facts(denoiser.device, options.commit)
-    specs = [MethodSpec.parse(text) for text in split_list(options.methods)]
-    methods = list(cells_of(denoiser.model, specs, [options.ratio], ()))
-    with claimed(options.output), Turns(options.take_turns) as turns:
-        records = Records(options.output)
-        children = children_of(options, [BASELINE_CELL, *methods, BASELINE_CELL])
+    specs = [ColumnSpec.parse(text) for text in split_list(options.methods)]
+    methods = columns_of(denoiser.model, specs, [options.ratio])
+    lock = options.output.with_name(f".{options.output.name}.lock")
+    message = f"another benchmark is writing {str(options.output)!r}"
+    with locked(lock, message), Turns(options.take_turns) as turns:
+        rows = Rows(options.output)
+        children = children_of(options, [BASELINE, *methods, BASELINE])
         waiting = [child for child in children if child.receive()]
         print(f"{len(waiting)} of {len(children)} are compiled.", flush=True)
-        measured: dict[Cell, Measured] = {}
-        first_row = len(records.rows)
+        measured: dict[Column, Measured] = {}
+        first_row = len(rows)
         with turns.alone():
             for child in waiting:
                 child.pipe.send(GO)
                 child.receive()
-                found, is_again = child.found, child.cell in measured
+                found, is_again = child.found, child.column in measured
                 if not isinstance(found, Measured):
                     continue
                 step, image = found.timing.median, found.pipeline_s
-                print(f"{child.cell.method}: {step:.2f} ms a step, {image:.3f} s an image", flush=True)
+                print(f"{child.column.name}: {step:.2f} ms a step, {image:.3f} s an image", flush=True)
                 if is_again:
-                    drift = found.timing.median / measured[child.cell].timing.median - 1
-                    records.note_drift(first_row, round(drift, 4))
+                    note_drift(rows, first_row, measured[BASELINE], found)
                     continue
-                measured[child.cell] = found
-                if BASELINE_CELL in measured:
-                    row = row_of(group, Comparison(child.cell), measured, facts, attention_of(denoiser.model))
-                    records.append(row)
+                measured[child.column] = found
+                if BASELINE in measured:
+                    rows.add(row_of(group, child.column, {}, measured, facts, attention_of(denoiser.model)))
     failed = [child for child in children if not isinstance(child.found, Measured)]
     for child in failed:
-        print(f"Failed: {child.cell.method} ({group}): {child.found}")
+        print(f"Failed: {child.column.name} ({group}): {child.found}")
     return len(failed)
 
 

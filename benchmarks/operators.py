@@ -1,15 +1,17 @@
 """What the benchmarks of single operators share: shapes, timing, rows.
 
-Kernels run as CUDA-graph replay, twenty calls in one graph that take turns on several sets of buffers, so that they
-read from memory and not from the cache; the copy they are compared with does the same.
+Kernels run as CUDA-graph replay (`triton.testing.do_bench_cudagraph`), many calls in one graph that take turns on
+several sets of buffers, so that they read from memory and not from the cache; the copy they are compared with does the
+same.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import statistics
-import time
+import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +22,10 @@ from rich.table import Table
 from toma_lab.facts import gather_facts
 from torch import Tensor
 
-from toma_diffusion import Action, Grid, MergePlan, ToMAConfig
+from toma_diffusion import Merge
+from toma_diffusion.merge import Action, Grid, MergePlan
 
-CALLS = 20
+MOST_SETS = 20
 REPEATS = 20
 CACHE = 128 * 2**20
 """More bytes than a GPU's cache holds."""
@@ -48,15 +51,13 @@ class Shape:
 
     def plan(self, backend: str) -> MergePlan:
         regions = (self.side // self.tile) ** 2
-        config = ToMAConfig(
-            ratio=self.ratio, num_regions=regions, assign=self.assign, scale=self.scale, backend=backend
-        )
+        config = Merge(ratio=self.ratio, num_regions=regions, assign=self.assign, scale=self.scale, backend=backend)
         return MergePlan(Grid(self.side, self.side), config, batch_size=self.batch, dtype=self.dtype, device=device())
 
     def tokens(self) -> list[Tensor]:
         """Several sets of tokens, together larger than the cache."""
         size = self.batch * self.side**2 * self.width * self.dtype.itemsize
-        sets = min(CALLS, 1 + CACHE // size) if torch.cuda.is_available() else 2
+        sets = min(MOST_SETS, 1 + CACHE // size) if torch.cuda.is_available() else 2
         generator = torch.Generator(device()).manual_seed(0)
         shape = (self.batch, self.side**2, self.width)
         return [torch.randn(shape, generator=generator, device=device()).to(self.dtype) for _ in range(sets)]
@@ -95,32 +96,12 @@ def ready_plans(shape: Shape, tokens: Tensor) -> tuple[MergePlan, MergePlan]:
 
 def microseconds(call: Callable[[int], object]) -> float:
     """Median time of one call. It gets its number, so that it can use its buffers in turn."""
-    for index in range(3):
-        call(index)
+    numbers = itertools.count()
     if not torch.cuda.is_available():
-        return statistics.median(_timed(lambda: call(0)) for _ in range(REPEATS)) * 1e6
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call(0)
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for index in range(CALLS):
-            call(index)
-    graph.replay()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(REPEATS)]
-    for start, end in events:
-        start.record()
-        graph.replay()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(float(start.elapsed_time(end)) for start, end in events) * 1e3 / CALLS
+        return statistics.median(timeit.repeat(lambda: call(next(numbers)), number=1, repeat=REPEATS)) * 1e6
+    from triton.testing import do_bench_cudagraph
 
-
-def _timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    return float(do_bench_cudagraph(lambda: call(next(numbers)), return_mode="median")) * 1e3
 
 
 def row(

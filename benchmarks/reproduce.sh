@@ -47,7 +47,7 @@ for part in $parts; do
     started=$SECONDS
     case $part in
     presets)  # ours as they are, and `toma-stage` as it was; these rows are presets_h200.csv
-        before='toma-stage:num_regions=64;distance_weight=0;guidance_parts=1;share=plan;skip_blocks=();select_every=10;reweigh_every=5'
+        before='toma-stage:num_regions=64;distance_weight=0;guidance_parts=1;share_plan=True;skip_blocks=();select_every=10;reweigh_every=5'
         for method in toma-stage 'toma-stage:skip_blocks=()' "$before" toma-late toma-tile; do
             bench "presets-sdxl-$(printf %s "$method" | cksum | cut -d' ' -f1)" --model sdxl $graph --bounds none \
                 --methods "$method" --ratios "$ratios"

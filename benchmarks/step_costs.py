@@ -2,7 +2,7 @@
 
     python benchmarks/step_costs.py
 
-The file is src/toma_lab/experiments/step_costs.csv. A test holds it to the rows.
+The file is lab/src/toma_lab/step_costs.csv. A test holds it to the rows.
 """
 
 import csv
@@ -18,6 +18,10 @@ from toma_lab.columns import SHORTCUTS
 from toma_lab.columns.block_caches import FirstBlockCache
 from toma_lab.columns.deepcache import DeepCache
 from toma_lab.costs import BLOCKS, CACHED, FILE, MERGED, SMALLEST_GRID, TIME_SETTINGS, StepCost
+<<<<<<< HEAD
+=======
+from toma_lab.rows import COLUMNS, Row, read_csv
+>>>>>>> main
 
 from toma_diffusion.merge.schedule import Schedule
 from toma_diffusion.others import METHODS
@@ -39,21 +43,23 @@ GROUPS: dict[str, dict[str, str]] = {
 }
 """Which rows count: the kernels alone on SDXL, and what a user gets on the others, where launches take no time."""
 NOT_METHODS = ("baseline", "lower-bound", "floor", *SHORTCUTS)
-Row = dict[str, str]
+
+
+def read(name: str) -> list[Row]:
+    """The rows of a file, if there is one. A column that it does not have is empty."""
+    path = RESULTS / name
+    return [dict.fromkeys(COLUMNS, "") | row for row in read_csv(path)] if path.exists() else []
 
 
 def rows_of(model: str) -> list[Row]:
     """The rows of that model, from all files, each once, with the setting that older ones do not name."""
     found: dict[tuple[str, ...], Row] = {}
     for source in SOURCES:
-        if not (RESULTS / source).exists():
-            continue
-        with (RESULTS / source).open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                if GROUPS[model].items() <= row.items() and not row["pipeline_s"]:
-                    if source in OLDER and row["assign"]:  # of ToMA
-                        row["settings"] = json.dumps({"share": "plan"} | json.loads(row["settings"]))
-                    found[tuple(row.values())] = row
+        for row in read(source):
+            if GROUPS[model].items() <= row.items() and not row["pipeline_s"]:
+                if source in OLDER and row["assign"]:  # of ToMA
+                    row["settings"] = json.dumps({"share": "plan"} | json.loads(row["settings"]))
+                found[tuple(row.values())] = row
     return list(found.values())
 
 
@@ -64,6 +70,7 @@ def merged_cost(model: str, row: Row) -> StepCost:
     schedule = Schedule(window=tuple(settings.get("window", (0.0, 1.0))))
     inside = sum(schedule.action(step, steps) is not None for step in range(steps)) / steps
     mean = float(row["step_ms"]) / float(row["baseline_ms"])
+    settings |= {"share": "plan"} if settings.get("share_plan") else {}  # as older rows say it
     extras = {name: settings[name] for name in TIME_SETTINGS if name in settings}
     return StepCost(
         model=model,

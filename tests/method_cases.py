@@ -1,10 +1,25 @@
 """Every other method on every family that can have it."""
 
-import pytest
-from tiny import FAMILIES, Family
-from tiny_today import EVERY_FAMILY
+from typing import Any
 
-from toma_diffusion import METHODS
+import pytest
+from tiny import EVERY_FAMILY, FAMILIES, Family
+
+from toma_diffusion import Handle, speed_up
+from toma_diffusion.others import METHODS
+
+NAMES = ("tomesd", "tofu", "todo")
+SETTINGS = {
+    "tomesd": {"ratio": 0.5, "seed": 1, "skip_blocks": ()},
+    "tofu": {"ratio": 0.5, "seed": 1, "skip_blocks": ()},
+    "todo": {"ratio": 0.75, "skip_blocks": ()},
+}
+every_method = pytest.mark.parametrize("method", NAMES)
+
+
+def applied(model: Any, method: str, **changes: Any) -> Handle:
+    """The model with a method, with `SETTINGS` and these changes."""
+    return speed_up(model, merge=METHODS[method](**SETTINGS[method] | changes))
 
 
 def cases(families: list[Family]) -> pytest.MarkDecorator:
@@ -13,7 +28,7 @@ def cases(families: list[Family]) -> pytest.MarkDecorator:
         ("method", "family"),
         [
             pytest.param(method, family, id=f"{method}-{family.name}")
-            for method in METHODS
+            for method in NAMES
             for family in families
             if method != "todo" or family.name in ("sd15", "sdxl", "pixart")
         ],

@@ -134,13 +134,13 @@ def inputs_of(module: nn.Module, call) -> list[tuple[tuple, dict]]:
 def same_picture(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     """Assert that two outputs differ by rounding alone.
 
-    Bit for bit only ratio 0, disabled and removed are promised. Two other passes may round otherwise: peft asks for
+    Bit for bit only what is switched off or removed is promised. Two other passes may round otherwise: peft asks for
     gradients of the adapter it switches to, and torch then takes another kernel for the same product. So it may for
     another batch, or for weights at another address.
 
-    The tolerance stands between the two things it has to tell apart, as tests/adapters/test_same_picture.py shows. On
-    the tiny models with `STRIDED` settings, moving every weight by its last bit moves outputs by 5e-6 at most; merging
-    moves some value by 0.07 or more.
+    The tolerance stands between the two things it has to tell apart: on the tiny models with fixed destinations
+    (`merging.steady`), moving every weight by its last bit moves outputs by 5e-6 at most; merging moves some value by
+    0.07 or more.
 
     Never compare models that choose greedily: two tokens that cover none but each other gain exactly the same, whatever
     the precision, and the last bit decides between them. That is every tenth pick at ratio 0.5, and moves outputs by up

@@ -21,14 +21,15 @@ def test_bytes(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"\x00\xff"
 
 
-def test_until_the_end_the_old_file_stands(tmp_path):
+def test_two_writers_at_once_do_not_disturb_each_other(tmp_path):
     path = tmp_path / "file.txt"
     path.write_text("old")
-    with replacing(path) as file:
-        file.write("new")
-        file.flush()
+    with replacing(path) as first, replacing(path) as second:
+        first.write("first")
+        second.write("second")
         assert path.read_text() == "old"
-    assert path.read_text() == "new"
+    assert path.read_text() == "first"  # that which ended last
+    assert [each.name for each in tmp_path.iterdir()] == ["file.txt"]
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):

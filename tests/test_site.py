@@ -29,7 +29,7 @@ def test_every_page_of_docs_is_in_the_navigation(site):
 
 def test_the_readme_is_the_first_page(site):
     shown = (site / "index.html").read_text()
-    assert "apply_toma" in shown
+    assert "speed_up" in shown
     assert (site / "front_bundled.svg").is_file()
     assert "<!-- rows" not in shown
 

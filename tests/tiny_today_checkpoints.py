@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
-import tiny_today
+import tiny
 import torch
 import transformers
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import nn
 from transformers import T5Config, T5EncoderModel, T5TokenizerFast, UMT5Config, UMT5EncoderModel
 
-WIDTH = tiny_today.TEXT_WIDTH
+WIDTH = tiny.TEXT_WIDTH
 CHAT = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -107,7 +107,7 @@ def _krea2() -> DiffusionPipeline:
 
 
 def _transformer(class_name: str, **changes: Any) -> nn.Module:
-    return tiny_today.build(class_name)(**changes)
+    return tiny.build(class_name)(**changes)
 
 
 def _t5(model: Callable[[Any], nn.Module], config: Callable[..., Any]) -> nn.Module:

@@ -229,7 +229,8 @@ class Handle:
             count: how many generations, all of one kind.
             computed: as in `learn`.
         """
-        from toma_diffusion.skip.learning import FEWEST, NextGenerations
+        from toma_diffusion.skip.learning import FEWEST
+        from toma_diffusion.skip.next_generations import NextGenerations
 
         if isinstance(count, bool) or not isinstance(count, int) or count < FEWEST:
             raise UsageError(f"count={count!r} is not allowed: it must be a whole number of {FEWEST} or more.")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from toma_diffusion.engine.install import RootHook
 from toma_diffusion.merge.state import MergeState
 from toma_diffusion.merge.summary import MergeSummary, summarize
-from toma_diffusion.skip.denoiser import Skipper, SkipSummary
+from toma_diffusion.skip.denoiser import Skipper
+from toma_diffusion.skip.summary import SkipSummary
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

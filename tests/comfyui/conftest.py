@@ -1,5 +1,8 @@
-"""Tests against ComfyUI's own code. It is not part of this project: the environment variable TOMA_COMFYUI says where a
-checkout of it lies (make test-comfyui COMFYUI=path). Without one, the tests that need it are skipped."""
+"""Tests of the nodes: some on stand-ins (stand_in.py), some with ComfyUI's own code.
+
+ComfyUI is not part of this project: the environment variable TOMA_COMFYUI says where a checkout of it lies (make
+test-comfyui COMFYUI=path). Without one, the tests that need it are left out.
+"""
 
 import asyncio
 import importlib.util
@@ -11,6 +14,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from stand_in import comfy_modules
 
 VARIABLE = "TOMA_COMFYUI"
 STAND_INS = {
@@ -22,7 +26,7 @@ STAND_INS = {
     "torchaudio.functional": (),
 }
 """What ComfyUI imports of these packages at its start. Its audio models and Stable Cascade use them, ours do not."""
-EXTENSION = Path(__file__).parents[2] / "integrations" / "comfyui"
+EXTENSION = Path(__file__).parents[2] / "comfyui"
 
 
 FOLDER = os.environ.get(VARIABLE)
@@ -48,6 +52,13 @@ if FOLDER and (Path(FOLDER) / "comfy").is_dir():
     comfy.cli_args.args.cpu = True
 
 
+@pytest.fixture
+def without_comfyui(monkeypatch):
+    """What the nodes import of ComfyUI is a stand-in."""
+    for name, module in comfy_modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
 @pytest.fixture(scope="session")
 def comfyui() -> Path:
     """The folder of ComfyUI, which can be imported, on a CPU."""
@@ -61,7 +72,7 @@ def comfyui() -> Path:
 
 @pytest.fixture(scope="session")
 def loaded_nodes(comfyui):
-    """ComfyUI's nodes with ours, which its own loader has found in the folder `integrations/comfyui`."""
+    """ComfyUI's nodes with ours, which its own loader has found in the folder `comfyui`."""
     import nodes
 
     assert asyncio.run(nodes.load_custom_node(str(EXTENSION)))

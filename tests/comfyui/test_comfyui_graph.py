@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import sys
 import uuid
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +11,9 @@ from observe import bookkeeping
 from safetensors.torch import save_file
 from tiny_comfy import conditioning, wan
 
-from toma_diffusion.comfyui.nodes import NODES, v1_class
+from toma_diffusion.comfyui.nodes import NODES
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "integrations" / "comfyui" / "example_workflows").glob("*.json"))
+EXAMPLES = sorted((Path(__file__).parents[2] / "comfyui" / "example_workflows").glob("*.json"))
 PLAIN, HALF, QUARTER = "plain", "half", "quarter"
 
 
@@ -50,29 +48,6 @@ class Keep:
         return {}
 
 
-class Interrupt:
-    """Passes a model on of which the first call ends in an interrupt."""
-
-    RETURN_TYPES = ("MODEL",)
-    FUNCTION = "run"
-
-    @classmethod
-    def INPUT_TYPES(cls):  # noqa: N802
-        return {"required": {"model": ("MODEL",)}}
-
-    def run(self, model):
-        from comfy import model_management
-
-        clone = model.clone()
-
-        def after_step(arguments):
-            model_management.interrupt_current_processing()
-            return arguments["denoised"]
-
-        clone.set_model_sampler_post_cfg_function(after_step)
-        return (clone,)
-
-
 class Server:
     """Stands for the web server, which the executor tells what happens."""
 
@@ -93,7 +68,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def nodes_with_wan(comfyui, loaded_nodes, tmp_path_factory):
-    """ComfyUI's nodes, ours for both of its interfaces, and a file with a tiny Wan model that its loader finds."""
+    """ComfyUI's nodes and ours, and a file with a tiny Wan model that its loader finds."""
     import folder_paths
     import nodes
 
@@ -103,10 +78,9 @@ def nodes_with_wan(comfyui, loaded_nodes, tmp_path_factory):
     folder_paths.add_model_folder_path("diffusion_models", str(folder))
     extra = str(comfyui / "comfy_extras" / "nodes_hunyuan.py")
     assert asyncio.run(nodes.load_custom_node(extra, module_parent="comfy_extras"))
-    loaded_nodes.update({"TestPrompt": Prompt, "TestKeep": Keep, "TestInterrupt": Interrupt})
-    loaded_nodes.update({f"{node.node_id}V1": v1_class(node) for node in NODES})
+    loaded_nodes.update({"TestPrompt": Prompt, "TestKeep": Keep})
     yield loaded_nodes
-    for name in ("TestPrompt", "TestKeep", "TestInterrupt", *(f"{node.node_id}V1" for node in NODES)):
+    for name in ("TestPrompt", "TestKeep"):
         del loaded_nodes[name]
 
 
@@ -114,8 +88,12 @@ def node(class_type, **inputs):
     return {"class_type": class_type, "inputs": inputs}
 
 
-def graph(version="", **models):
-    """A sampler, a report and a place to keep the result for each of these models."""
+def graph(**models):
+    """A sampler, a report and a place to keep the result for each of these models.
+
+    Args:
+        models: by their names, the inputs of the node that merges tokens, or a link to another model.
+    """
     nodes = {
         "loader": node("UNETLoader", unet_name="tiny-wan.safetensors", weight_dtype="default"),
         "positive": node("TestPrompt", seed=1),
@@ -123,11 +101,11 @@ def graph(version="", **models):
         "latent": node("EmptyHunyuanLatentVideo", width=64, height=64, length=9, batch_size=1),
     }
     for name, model in models.items():
-        settings = {"preset": "toma-stage", "start": -1.0, "end": -1.0, "computed": "as in the preset"}
-        source = model if isinstance(model, list) else [f"{name} accelerate", 0]
-        if not isinstance(model, list):
-            ours = node(f"ToMAAccelerateModel{version}", model=["loader", 0], **settings | model)
-            nodes[f"{name} accelerate"] = ours
+        source = model
+        if isinstance(model, dict):
+            settings = {"variant": "toma-stage", "start": -1.0, "end": -1.0} | model
+            nodes[f"{name} merge"] = node("ToMAMergeTokens", model=["loader", 0], **settings)
+            source = [f"{name} merge", 0]
         nodes[f"{name} sampler"] = node(
             "KSampler",
             model=source,
@@ -141,7 +119,7 @@ def graph(version="", **models):
             latent_image=["latent", 0],
             denoise=1.0,
         )
-        nodes[f"{name} report"] = node(f"ToMAReport{version}", model=source, samples=[f"{name} sampler", 0])
+        nodes[f"{name} report"] = node("ToMAReport", model=source, samples=[f"{name} sampler", 0])
         nodes[f"{name} keep"] = node("TestKeep", name=name, samples=[f"{name} sampler", 0], model=source)
     return nodes
 
@@ -165,89 +143,38 @@ def failed(executor):
     return [(event, data) for event, data in executor.status_messages if event in events]
 
 
-@pytest.mark.parametrize("version", ["", "V1"])
-def test_clones_with_other_settings_in_one_graph(nodes_with_wan, version):
+def test_clones_with_other_settings_in_one_graph(nodes_with_wan):
     models = {HALF: {"ratio": 0.5}, PLAIN: ["loader", 0], QUARTER: {"ratio": 0.25}}
-    executor, server = execute(graph(version, **models))
+    executor, server = execute(graph(**models))
     assert failed(executor) == []
     together = dict(Keep.kept)
     assert set(together) == set(models)
     assert all(not any(hooks) for _, hooks in together.values())
     texts = server.texts()
+    assert "half of the tokens are merged" in texts[f"{HALF} merge"]
     assert "48 → 24" in texts[f"{HALF} report"]
     assert "48 → 36" in texts[f"{QUARTER} report"]
     assert "steps: 4 merged" in texts[f"{HALF} report"]
     assert "not accelerated" in texts[f"{PLAIN} report"]
     for name, model in models.items():
-        execute(graph(version, **{name: model}))
+        execute(graph(**{name: model}))
         assert torch.equal(Keep.kept[name][0], together[name][0])
     assert len({latents.sum().item() for latents, _ in together.values()}) == 3
 
 
-@pytest.mark.parametrize("version", ["", "V1"])
-def test_texts_are_shown_on_the_nodes(nodes_with_wan, version, monkeypatch):
-    shown = {}
-
-    class PromptServer:
-        """Of a ComfyUI that is running."""
-
-        instance = SimpleNamespace(send_progress_text=lambda text, node_id: shown.update({node_id: text}))
-
-    monkeypatch.setitem(sys.modules, "server", SimpleNamespace(PromptServer=PromptServer))
-    execute(graph(version, **{HALF: {"ratio": 0.5}}))
-    assert shown[f"{HALF} accelerate"] == "ToMA, preset toma-stage"
-    assert "48 → 24" in shown[f"{HALF} report"]
-
-
-def test_interrupt_in_the_executor(nodes_with_wan):
-    prompt = graph(**{HALF: {"ratio": 0.5}, PLAIN: ["loader", 0]})
-    prompt["interrupt"] = node("TestInterrupt", model=[f"{HALF} accelerate", 0])
-    prompt[f"{HALF} sampler"]["inputs"]["model"] = ["interrupt", 0]
-    executor, _ = execute(prompt)
-    assert [event for event, _ in failed(executor)] == ["execution_interrupted"]
-    del prompt["interrupt"], prompt[f"{HALF} sampler"], prompt[f"{HALF} report"], prompt[f"{HALF} keep"]
-    prompt[f"{PLAIN} sampler"]["inputs"]["seed"] = 7  # or it might be known from before
-    executor.execute(prompt, str(uuid.uuid4()), {"client_id": "test"}, [f"{PLAIN} keep"])
-    assert failed(executor) == []
-    latents, hooks = Keep.kept[PLAIN]
-    assert not any(hooks)
-    alone = graph(**{PLAIN: ["loader", 0]})
-    alone[f"{PLAIN} sampler"]["inputs"]["seed"] = 7
-    execute(alone)
-    assert torch.equal(Keep.kept[PLAIN][0], latents)
-
-
 def test_wrong_settings_are_shown_as_an_error_of_the_node(nodes_with_wan):
-    executor, _ = execute(graph(**{HALF: {"preset": "fast", "ratio": -1.0, "computed": "all steps"}}))
+    executor, _ = execute(graph(**{HALF: {"ratio": 0.5, "start": 0.6, "end": 0.4}}))
     ((event, data),) = failed(executor)
-    assert (event, data["node_id"]) == ("execution_error", f"{HALF} accelerate")
-    assert "would do nothing" in data["exception_message"]
+    assert (event, data["node_id"]) == ("execution_error", f"{HALF} merge")
+    assert "window=" in data["exception_message"]
 
 
-class TestLoader:
-    def test_the_folder_is_loaded_by_the_v3_interface(self, loaded_nodes):
-        from comfy_api.latest import io
+def test_the_folder_is_loaded(loaded_nodes):
+    import nodes
 
-        for name in ("ToMAAccelerateModel", "ToMAReport"):
-            assert issubclass(loaded_nodes[name], io.ComfyNode)
-            assert loaded_nodes[name].RELATIVE_PYTHON_MODULE == "custom_nodes.comfyui"
-
-    def test_both_interfaces_say_the_same(self, loaded_nodes):
-        for each in NODES:
-            new, old = loaded_nodes[each.node_id], v1_class(each)
-            ours = old.INPUT_TYPES()["required"]
-            theirs = new.INPUT_TYPES()["required"]
-            assert list(ours) == list(theirs)
-            for name, (kind, settings) in ours.items():
-                assert theirs[name][0] == ("COMBO" if isinstance(kind, list) else kind)
-                assert theirs[name][1].items() >= settings.items()
-            assert list(old.RETURN_TYPES) == list(new.RETURN_TYPES)
-            assert old.OUTPUT_NODE == new.OUTPUT_NODE
-
-    def test_names(self, loaded_nodes):
-        import nodes
-
-        assert nodes.NODE_DISPLAY_NAME_MAPPINGS["ToMAAccelerateModel"] == "ToMA: accelerate model"
+    for each in NODES:
+        assert loaded_nodes[each.ID].RELATIVE_PYTHON_MODULE == "custom_nodes.comfyui"
+        assert nodes.NODE_DISPLAY_NAME_MAPPINGS[each.ID] == each.NAME
 
 
 class TestExamples:
@@ -256,26 +183,16 @@ class TestExamples:
     def _all_nodes(cls, comfyui, loaded_nodes):
         import nodes
 
-        for name in (
-            "nodes_hunyuan",
-            "nodes_sd3",
-            "nodes_flux",
-            "nodes_model_advanced",
-            "nodes_video",
-            "nodes_preview_any",
-        ):
-            path = str(comfyui / "comfy_extras" / f"{name}.py")
+        for name in ("hunyuan", "sd3", "flux", "model_advanced", "video", "preview_any"):
+            path = str(comfyui / "comfy_extras" / f"nodes_{name}.py")
             assert asyncio.run(nodes.load_custom_node(path, module_parent="comfy_extras"))
-
-    def test_there_are_some(self):
-        assert len(EXAMPLES) >= 4
 
     @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
     def test_every_node_and_link_is_right(self, path, loaded_nodes):
         """All that ComfyUI validates but the names of the files, which are not here."""
         prompt = json.loads(path.read_text(encoding="utf-8"))
         used = {each["class_type"] for each in prompt.values()}
-        assert {"ToMAAccelerateModel", "ToMAReport"} <= used
+        assert {"ToMASpeedUp", "ToMAReport"} <= used
         for each in prompt.values():
             inputs = loaded_nodes[each["class_type"]].INPUT_TYPES()
             required, known = inputs["required"], inputs["required"] | inputs.get("optional", {})

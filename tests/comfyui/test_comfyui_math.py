@@ -5,17 +5,20 @@ from contextlib import contextmanager
 import pytest
 import torch
 from observe import inputs_of, state_of
-from tiny_comfy import FAMILIES, TEXT, flux, patcher_of, qwen_image, sample, wan_config
+from tiny_comfy import FAMILIES, TEXT, patcher_of, qwen_image, sample, wan_config
 
-from toma_diffusion.api import apply_with
-from toma_diffusion.comfyui.families import find_comfy_adapter
+from toma_diffusion import Merge
+from toma_diffusion.api import speed_up_model
+from toma_diffusion.comfyui.families import find_comfy_family
 from toma_diffusion.engine.arguments import parameter_names
+from toma_diffusion.engine.install import find_root
 from toma_diffusion.families import Given
 from toma_diffusion.merge.state import image_start
+from toma_diffusion.presets import Chosen
 
 pytestmark = pytest.mark.usefixtures("loaded_nodes")
 
-SETTINGS = {"ratio": 0.5, "region_tokens": 16, "skip_blocks": (), "min_tokens": 0}
+SETTINGS = {"ratio": 0.5, "region_tokens": 16, "skip_blocks": ()}
 POSITIONS = {"flux": ("pe", 2), "flux2": ("pe", 2), "qwen-image": ("image_rotary_emb", 2), "wan": ("freqs", 1)}
 """The argument of a block that holds the positions, and the dimension of its rows."""
 TEXT_STREAM = {"flux": "txt", "flux2": "txt", "qwen-image": "encoder_hidden_states"}
@@ -35,8 +38,7 @@ def first_call(patcher, family):
 
 @contextmanager
 def merged(model, **settings):
-    adapter = find_comfy_adapter(model)
-    with apply_with(adapter, model, None, SETTINGS | settings):
+    with speed_up_model(find_comfy_family(model), model, Chosen(merge=Merge(**SETTINGS | settings))):
         yield
 
 
@@ -53,7 +55,7 @@ def reduced(plan, tokens, start, dim=1, how="merge"):
 def test_change_is_unmerged_not_the_result(family, scope):
     """X + U(blocks(M X) − M X), with the positions of the destinations, of the first block or the first run of them."""
     model, call = first_call(FAMILIES[family].make(), family)
-    every = find_comfy_adapter(model).blocks(model)
+    every = find_comfy_family(model).blocks(model)
     run = [block for block in every if block.run == every[0].run][: None if scope == "stage" else 1]
     first, last, seen = run[0], run[-1], {}
 
@@ -92,6 +94,10 @@ def test_change_is_unmerged_not_the_result(family, scope):
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
 
+def notes_of(model):
+    return find_root(model).session.notes
+
+
 def tokens_of(module, args, kwargs):
     return Given(parameter_names(module), args, kwargs).tokens.clone()
 
@@ -106,7 +112,7 @@ def test_a_merged_token_has_the_position_of_its_destination(family, scope, monke
     model, call = first_call(FAMILIES[family].make(), family)
     name, dim = POSITIONS[family]
     whole, inside = [], []
-    blocks = [block.module for block in find_comfy_adapter(model).blocks(model)]
+    blocks = [block.module for block in find_comfy_family(model).blocks(model)]
     blocks[0].register_forward_pre_hook(lambda module, args, kwargs: whole.append(kwargs[name]), with_kwargs=True)
     if name == "pe":  # attention is a function there
         from comfy.ldm.flux import layers
@@ -118,7 +124,7 @@ def test_a_merged_token_has_the_position_of_its_destination(family, scope, monke
             return attention(q, k, v, pe=pe, **kwargs)
 
         monkeypatch.setattr(layers, "attention", note)
-    with merged(model, scope=scope, share="plan"):
+    with merged(model, scope=scope, share_plan=True):
         if name != "pe":
             for block in blocks:
                 module = block.attn if family == "qwen-image" else block.self_attn
@@ -129,7 +135,7 @@ def test_a_merged_token_has_the_position_of_its_destination(family, scope, monke
                 )
         call()
         state = state_of(model)
-        kinds = [block.kind for block in find_comfy_adapter(model).blocks(model)]
+        kinds = [block.kind for block in find_comfy_family(model).blocks(model)]
         plans = [state.plan_of(kind) for kind in kinds]
     assert len(inside) == len(blocks)
     table = whole[0]
@@ -171,7 +177,7 @@ class TestReferences:
     @pytest.mark.parametrize("family", ["flux", "qwen-image"])
     def test_only_the_image_is_merged(self, family):
         model, call = self.call(family)
-        blocks = [block.module for block in find_comfy_adapter(model).blocks(model)]
+        blocks = [block.module for block in find_comfy_family(model).blocks(model)]
         before, after = [], []
         for block in (blocks[0], blocks[-1]):
             block.register_forward_pre_hook(lambda *seen: before.append(tokens_of(*seen)), with_kwargs=True)
@@ -195,7 +201,7 @@ class TestReferences:
         whole = model(*args, **kwargs | extra)
         with merged(model, scope="block"):
             assert torch.equal(model(*args, **kwargs | extra), whole)
-            assert any("a time of their own" in note for note in state_of(model).notes)
+            assert any("a time of their own" in note for note in notes_of(model))
         with merged(model, scope="module"):
             assert not torch.equal(model(*args, **kwargs | extra), whole)
 
@@ -209,20 +215,6 @@ class TestReferences:
                 result = model(*args, **kwargs | {"transformer_options": {}, "time_dim_concat": frames})
                 assert state_of(model).plan_of("block").grid.num_tokens == 48
             assert result.shape == args[0].shape
-
-    @pytest.mark.parametrize("scope", ["module", "block", "stage"])
-    def test_frames_of_wan_that_cannot_be_divided(self, scope):
-        """The first is left whole, and the others merge over time."""
-        patcher = FAMILIES["wan"].make()
-        model, _ = first_call(patcher, "wan")
-        args, kwargs = inputs_of(model, lambda: sample(patcher, "wan", steps=1))[0]
-        clip = torch.randn(*args[0].shape[:2], 7, *args[0].shape[3:])
-        with merged(model, scope=scope, region="tile", region_frames=2):
-            result = model(clip, *args[1:], **kwargs | {"transformer_options": {}})
-            state = state_of(model)
-            assert state.plan_of("block").grid.frames == 6
-            assert any("the first of 7 frames was left whole" in note for note in state.notes)
-        assert result.shape == clip.shape
 
 
 def test_residuals_of_a_controlnet_for_qwen_image():
@@ -240,7 +232,7 @@ def test_residuals_of_a_controlnet_for_qwen_image():
     for scope in ("block", "stage"):
         with merged(model, scope=scope):
             results[scope] = call()
-            assert any("block by block" in note for note in state_of(model).notes) == (scope == "stage")
+            assert any("block by block" in note for note in notes_of(model)) == (scope == "stage")
     assert torch.equal(results["block"], results["stage"])
     assert not torch.equal(results["block"], whole)
     assert torch.equal(call(), whole)
@@ -274,17 +266,3 @@ def test_frames_with_a_time_of_their_own():
         assert torch.equal(model(args[0], times, **kwargs | {"transformer_options": {}}), whole)
     with merged(model, scope="module"):
         assert not torch.equal(model(args[0], times, **kwargs | {"transformer_options": {}}), whole)
-
-
-def test_a_flux_model_with_a_mask_is_left_alone():
-    patcher = flux()
-    model = patcher.model.diffusion_model
-    args, kwargs = inputs_of(model, lambda: sample(patcher, "flux", steps=1))[0]
-    adapter, names = find_comfy_adapter(model), parameter_names(model)
-
-    def reason(**changes):
-        return adapter.read_call(model, Given(names, args, kwargs | {"transformer_options": {}} | changes)).left_alone
-
-    assert "mask" in reason(attention_mask=torch.ones(1))
-    assert "post_input" in reason(transformer_options={"patches": {"post_input": [print]}})
-    assert reason() is None

@@ -1,259 +1,217 @@
-"""The nodes and what they read, without ComfyUI."""
+"""The nodes, on stand-ins for ComfyUI's models."""
 
+import inspect
 import json
 import subprocess
 import sys
 from pathlib import Path
-from uuid import UUID, uuid4
 
 import pytest
 import torch
+from observe import bookkeeping
+from stand_in import OtherModel, sample, tiny
 
 from toma_diffusion import UsageError
-from toma_diffusion.comfyui import NODE_DISPLAY_NAME_MAPPINGS
-from toma_diffusion.comfyui.nodes import ACCELERATE, NODES, REPORT, overrides_of, v1_class
-from toma_diffusion.comfyui.place import Place, PlaceReader, missing, parts_of, step_of
-from toma_diffusion.comfyui.report import MERGED, SKIPPED, WHOLE, StepTimes
-from toma_diffusion.merge.config import PRESETS
+from toma_diffusion.comfyui import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+from toma_diffusion.comfyui.nodes import NODES, MergeTokens, Report, SkipSteps, SpeedUp
 
-ROOT = Path(__file__).parents[2]
-UNSET = {"ratio": -1.0, "start": -1.0, "end": -1.0, "computed": "as in the preset"}
+pytestmark = pytest.mark.usefixtures("without_comfyui")
+FOLDER = Path(__file__).parents[2] / "comfyui"
+NAMES = {
+    "ToMASpeedUp": "ToMA: speed up model",
+    "ToMASkipSteps": "ToMA: skip steps",
+    "ToMAMergeTokens": "ToMA: merge tokens",
+    "ToMAReport": "ToMA: report",
+}
+
+
+def run(node, model, **inputs):
+    """What the node returns, with the defaults of inputs that are not given."""
+    _, *others = node.INPUT_TYPES()["required"].items()
+    defaults = {name: settings["default"] for name, (_, settings) in others}
+    return node().run(model=model, **defaults | inputs)["result"][0]
+
+
+def shown(node, model, **inputs):
+    return node().run(model=model, **inputs)["ui"]["text"][0]
+
+
+def report(model):
+    return shown(Report, model, samples=None)
 
 
 def test_with_comfyui(comfyui):
-    """All other files here need it. They are left out where there is none, and this one says so."""
+    """Tests that need it are left out where there is none, and this one says so."""
     assert (comfyui / "nodes.py").is_file()
 
 
-class TestSettings:
-    @pytest.mark.parametrize("preset", PRESETS)
-    def test_a_preset_alone_changes_nothing(self, preset):
-        assert overrides_of(preset, **UNSET) == {}
-
-    def test_who_asks_for_merging_gets_it_with_any_number_of_steps(self):
-        changes = overrides_of("balanced", **UNSET | {"ratio": 0.7})
-        assert changes == {"ratio": 0.7, "max_steps": None}
-        assert overrides_of("balanced", **UNSET | {"start": 0.2})["max_steps"] is None
-
-    def test_the_window_is_completed_from_the_preset(self):
-        assert overrides_of("toma-late", **UNSET | {"end": 0.8})["window"] == (0.5, 0.8)
-        assert overrides_of("toma-late", **UNSET | {"start": 0.1})["window"] == (0.1, 1.0)
-
-    def test_computed(self):
-        assert overrides_of("toma-stage", **UNSET | {"computed": "all steps"})["skip"] is None
-        assert overrides_of("balanced", **UNSET | {"computed": "all steps"}) == {"skip": None, "max_steps": None}
-        for name in ("balanced", "fast", "faster"):
-            skip = PRESETS[name].skip
-            changes = overrides_of("toma-stage", **UNSET | {"computed": f"{100 * skip.computed:.0f} % of the steps"})
-            assert PRESETS["toma-stage"].changed(changes).skip == skip
-
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"preset": "quick"}, "preset='quick' is not known"),
-            ({"computed": "always"}, "computed='always' is not known"),
-            ({"preset": "fast", "start": 0.5}, "no tokens are"),
-            ({"preset": "fast", "computed": "all steps"}, "would do nothing"),
-            ({"preset": "toma-late", "end": 0.4}, r"window=\[?\(?0.5, 0.4"),
-            ({"ratio": 1.0}, "ratio=1.0 is not allowed"),
-        ],
-    )
-    def test_what_cannot_be_is_said_at_once(self, changes, message):
-        with pytest.raises(UsageError, match=message):
-            overrides_of(**{"preset": "balanced", **UNSET} | changes)
-
-
-class TestOlderInterface:
-    def test_inputs_and_outputs(self):
-        node = v1_class(ACCELERATE)
-        inputs = node.INPUT_TYPES()["required"]
-        assert list(inputs) == ["model", "preset", "ratio", "start", "end", "computed"]
-        assert inputs["model"][0] == "MODEL"
-        assert inputs["preset"][0][0] == inputs["preset"][1]["default"] == "balanced"
-        assert set(inputs["preset"][0]) == set(PRESETS)
-        assert node.RETURN_TYPES == ("MODEL",)
-        assert hasattr(node, node.FUNCTION)
-
-    def test_the_report_runs_by_itself(self):
-        assert v1_class(REPORT).OUTPUT_NODE
-        assert not v1_class(ACCELERATE).OUTPUT_NODE
-
+class TestInterface:
     def test_names(self):
-        names = {"ToMAAccelerateModel": "ToMA: accelerate model", "ToMAReport": "ToMA: report"}
-        assert names == NODE_DISPLAY_NAME_MAPPINGS
-        assert all(each.tooltip for node in NODES for each in node.inputs)
+        assert list(NODE_CLASS_MAPPINGS) == list(NAMES)
+        assert NODE_DISPLAY_NAME_MAPPINGS == NAMES
+
+    @pytest.mark.parametrize("node", NODES)
+    def test_what_comfyui_reads(self, node):
+        inputs = node.INPUT_TYPES()["required"]
+        assert list(inspect.signature(node.make).parameters) == ["self", *inputs]
+        assert all(settings["tooltip"].endswith(".") for _, settings in inputs.values())
+        assert node.__doc__ == node.DESCRIPTION
+        assert hasattr(node, node.FUNCTION)
+        assert len(node.RETURN_TYPES) == len(node.RETURN_NAMES) == 1
+        assert getattr(node, "OUTPUT_NODE", False) == (node is Report)  # the report runs by itself
+
+    def test_a_text_is_shown_on_the_node(self, monkeypatch):
+        texts = {}
+        server = type("PromptServer", (), {"send_progress_text": lambda self, text, name: texts.update({name: text})})
+        server.instance = server()
+        monkeypatch.setitem(sys.modules, "server", type("server", (), {"PromptServer": server}))
+        SpeedUp().run(model=tiny(), preset="fast", unique_id="7")
+        assert texts == {"7": "8 of 20 steps are computed, 12 skipped and predicted"}
 
 
-Pass = tuple[float, list[int], list[UUID]]
-"""A noise level, and the entries `cond_or_uncond` and `uuids`."""
+class TestOneAfterTheOther:
+    def test_a_preset(self):
+        clone = run(SpeedUp, tiny(), preset="faster")
+        sample(clone, [step / 10 for step in range(10, -1, -1)])
+        assert "steps: 4 whole, 6 skipped" in report(clone)
 
+    def test_the_default_merges_where_there_are_few_steps(self):
+        clone = run(SpeedUp, tiny())
+        sample(clone, [1.0, 0.75, 0.5, 0.25, 0.0], size=64)
+        assert "steps: 2 whole, 2 merged" in report(clone)
 
-def read(reader: PlaceReader, schedule: torch.Tensor, *calls: Pass) -> list[Place]:
-    """The places of the passes of one evaluation."""
-    reader.begin_evaluation()
-    return [
-        reader.read(
-            {
-                "sample_sigmas": schedule,
-                "sigmas": torch.tensor([level]),
-                "cond_or_uncond": kinds,
-                "uuids": conditionings,
-            }
-        )
-        for level, kinds, conditionings in calls
-    ]
+    def test_they_work_together_in_any_order(self):
+        model = tiny()
+        one = run(MergeTokens, run(SkipSteps, model, computed=0.4))
+        other = run(SkipSteps, run(MergeTokens, model), computed=0.4)
+        assert torch.equal(sample(one), sample(other))
+        for clone in (one, other):
+            assert "steps: 2 merged, 3 skipped" in report(clone)
+            assert "block: 64 → 32 tokens of a grid of 8×8" in report(clone)
 
+    def test_settings_take_the_place_of_those_of_a_preset(self):
+        clone = run(SkipSteps, run(SpeedUp, tiny(), preset="balanced"), computed=0.2)
+        sample(clone)
+        assert "steps: 1 whole, 4 skipped" in report(clone)
 
-class TestPlace:
-    SCHEDULE = torch.tensor([14.6, 7.0, 3.0, 1.0, 0.0])
-
-    def places(self, *evaluations: list[Pass]) -> list[tuple[int, int]]:
-        reader = PlaceReader()
-        found = [place for each in evaluations for place in read(reader, self.SCHEDULE, *each)]
-        assert {place.num_steps for place in found} == {4}
-        assert [place.begins for place in found] == [True] + [False] * (len(found) - 1)
-        assert not any(place.repeats for place in found)
-        return [(place.step, place.ordinal) for place in found]
-
-    def test_one_batch_for_all_conditionings(self):
-        both = [1, 0], [uuid4(), uuid4()]
-        evaluations = [[(level, *both)] for level in self.SCHEDULE[:-1].tolist()]
-        assert self.places(*evaluations) == [(0, 0), (1, 0), (2, 0), (3, 0)]
-
-    def test_a_conditioning_keeps_its_number_in_whatever_order_it_comes(self):
-        one, other = ([0], [uuid4()]), ([1], [uuid4()])
-        evaluations = [(14.6, one), (14.6, other)], [(7.0, other), (7.0, one)], [(3.0, other)]
-        calls = [[(level, *each) for level, each in evaluation] for evaluation in evaluations]
-        assert self.places(*calls) == [(0, 0), (0, 1), (1, 1), (1, 0), (2, 1)]
-
-    def test_one_conditioning_for_two_purposes(self):
-        """As the area of a positive prompt that ComfyUI gives to the negative one too."""
-        same = uuid4()
-        left, right = ([0], [same]), ([1], [same])
-        assert self.places([(14.6, *left), (14.6, *right)], [(7.0, *right)]) == [(0, 0), (0, 1), (1, 1)]
-
-    def test_a_batch_and_its_halves_are_other_passes(self):
-        both, one, other = ([1, 0], [uuid4(), uuid4()]), ([0], [uuid4()]), ([1], [uuid4()])
-        calls = [(14.6, *both)], [(7.0, *one), (7.0, *other)], [(3.0, *both)]
-        assert self.places(*calls) == [(0, 0), (1, 1), (1, 2), (2, 0)]
+    def test_a_node_twice_is_the_second_one(self):
+        first = run(MergeTokens, tiny(), ratio=0.5)
+        second = run(MergeTokens, first, ratio=0.25)
+        for clone, merged in ((second, "64 → 48"), (first, "64 → 32")):
+            sample(clone)
+            assert merged in report(clone)
 
     @pytest.mark.parametrize(
-        ("levels", "expected"),
+        ("inputs", "merged"),
+        [({"variant": "toma-late"}, 2), ({"start": 0.8}, 1), ({"end": 0.4}, 2), ({"start": 0.2, "end": 0.6}, 2)],
+    )
+    def test_start_and_end(self, inputs, merged):
+        clone = run(MergeTokens, tiny(), **inputs)
+        sample(clone, size=64)
+        assert f"steps: {5 - merged} whole, {merged} merged" in report(clone)
+
+    @pytest.mark.parametrize("variant", MergeTokens.INPUTS["variant"][0])
+    def test_variants(self, variant):
+        clone = run(MergeTokens, tiny(), variant=variant)
+        sample(clone, size=64)
+        assert " merged" in report(clone)
+
+
+class TestSettingsThatCannotAct:
+    """They are an error of the node, and nothing is left in the model."""
+
+    @pytest.mark.parametrize(
+        ("node", "inputs", "message"),
         [
-            ((14.6, 10.0, 7.0, 4.6), [(0, 0, False), (0, 1, True), (1, 0, False), (1, 1, True)]),  # in between
-            ((14.6, 7.0, 7.0, 3.0), [(0, 0, False), (1, 0, False), (1, 1, True), (2, 0, False)]),  # looking ahead
+            (SpeedUp, {"preset": "quick"}, "preset='quick' is not known"),
+            (SkipSteps, {"computed": 1.0}, "computed=1.0 is not allowed"),
+            (MergeTokens, {"variant": "tomato"}, "variant='tomato' is not known"),
+            (MergeTokens, {"ratio": 1.0}, "ratio=1.0 is not allowed"),
+            (MergeTokens, {"variant": "toma-late", "end": 0.4}, r"window=[\[(]0.5, 0.4"),
         ],
     )
-    def test_a_second_evaluation_in_a_step(self, levels, expected):
-        reader, one = PlaceReader(), ([0], [uuid4()])
-        places = [read(reader, self.SCHEDULE, (level, *one))[0] for level in levels]
-        assert [(place.step, place.ordinal, place.repeats) for place in places] == expected
+    def test_values(self, node, inputs, message):
+        model = tiny()
+        before = bookkeeping(model.diffusion_model)
+        with pytest.raises(UsageError, match=message):
+            run(node, model, **inputs)
+        assert bookkeeping(model.diffusion_model) == before
+        assert model.wrappers == {}
 
-    def test_an_evaluation_that_is_made_again(self):
-        reader, one, other = PlaceReader(), ([0], [uuid4()]), ([0], [uuid4()])
-        first = read(reader, self.SCHEDULE, (14.6, *one), (14.6, *one), (14.6, *other))
-        assert reader.passes == {0, 1, 2}
-        reader.repeat_evaluation()
-        options = {"sample_sigmas": self.SCHEDULE, "sigmas": torch.tensor([14.6]), "cond_or_uncond": [0]}
-        again = [reader.read(options | {"uuids": each[1]}) for each in (one, one, other)]
-        assert [place.ordinal for place in again] == [place.ordinal for place in first]
-        assert not any(place.repeats for place in again)
+    def test_another_model_cannot_be_merged_but_its_steps_can_be_skipped(self):
+        model = tiny(OtherModel)
+        with pytest.raises(UsageError, match=r"tokens of OtherModel cannot be merged.*UNetModel.*Flux.*WanModel"):
+            run(MergeTokens, model)
+        assert "tokens of OtherModel cannot be merged" in shown(SpeedUp, model, preset="balanced")
+        clone = run(SpeedUp, model, preset="balanced")
+        sample(clone, [step / 10 for step in range(10, -1, -1)])
+        assert "steps: 6 whole, 4 skipped" in report(clone)
 
-    @pytest.mark.parametrize("level", [7.0 * (1 + 1e-7), 7.0 * (1 - 1e-7), 7.0])
-    def test_rounding(self, level):
-        assert step_of(level, self.SCHEDULE.tolist()) == 1
+    def test_a_compiled_model(self):
+        model = tiny().clone()
+        model.object_patches["diffusion_model.blocks.0"] = torch.compile(model.diffusion_model.blocks[0])
+        with pytest.raises(UsageError, match=r"torch\.compile is not supported"):
+            run(SpeedUp, model)
 
-    @pytest.mark.parametrize(("level", "step"), [(20.0, 0), (14.6, 0), (0.5, 3), (0.0, 3)])
-    def test_levels_outside(self, level, step):
-        assert step_of(level, self.SCHEDULE.tolist()) == step
+    def test_a_node_that_skips_steps_already(self):
+        model = tiny()
+        model.add_wrapper_with_key("outer_sample", "easycache", print)
+        with pytest.raises(UsageError, match="EasyCache skips steps already"):
+            run(SpeedUp, model)
+        run(MergeTokens, model)
 
-    def test_a_schedule_that_adds_noise(self):
-        levels = self.SCHEDULE.flip(0).tolist()
-        assert [step_of(level, levels) for level in (0.0, 1.0, 2.0, 3.0, 7.0)] == [0, 1, 1, 2, 3]
+    @pytest.mark.parametrize(("key", "message"), [("torch.compile", "torch.compile"), ("lazycache", "LazyCache")])
+    def test_nodes_after_ours(self, key, message):
+        """It is found when the clone samples: in the report, and the clone samples as it is."""
+        model = tiny()
+        clone = run(SpeedUp, model, preset="faster")
+        clone.add_wrapper_with_key("outer_sample", key, lambda executor, *args: executor(*args))
+        assert torch.equal(sample(clone), sample(model))
+        assert "Not accelerated: " + message in report(clone)
 
-    def test_going_back_or_another_schedule_begins_anew(self):
-        reader, one = PlaceReader(), ([0], [uuid4()])
-        places = [read(reader, self.SCHEDULE, (level, *one))[0] for level in (14.6, 3.0, 7.0)]
-        places += read(reader, torch.tensor([7.0, 0.0]), (7.0, *one))
-        assert [(place.step, place.num_steps, place.begins) for place in places] == [
-            (0, 4, True),
-            (2, 4, False),
-            (1, 4, True),
-            (0, 1, True),
-        ]
-
-    def test_parts_only_where_they_are_the_same_pictures(self):
-        assert [parts_of(kinds) for kinds in ([0], [1, 0], [0, 0], [1, 0, 0], [2, 1, 0])] == [1, 2, 1, 1, 3]
-
-    def test_what_is_missing_is_named(self):
-        assert missing({"sigmas": 1, "uuids": [1]}) == ["sample_sigmas", "cond_or_uncond"]
+    def test_a_version_of_comfyui_without_wrappers(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "comfy.patcher_extension", object())
+        with pytest.raises(UsageError, match="update ComfyUI"):
+            run(SpeedUp, tiny())
 
 
-class TestTimes:
-    def times(self, monkeypatch, *steps: tuple[float, str]) -> StepTimes:
-        now = [0.0]
-        monkeypatch.setattr("time.perf_counter", lambda: now[0])
-        times = StepTimes()
-        for seconds, kind in steps:
-            times.begin_step()
-            times.note(kind)
-            now[0] += seconds
-        times.end()
-        return times
+class TestReport:
+    def test_without_another_node(self):
+        assert "connect the MODEL that 'ToMA: speed up model' returns" in report(tiny())
 
-    def test_saved_time(self, monkeypatch):
-        steps = [(9.0, WHOLE), (2.0, WHOLE), (1.0, MERGED), (0.5, SKIPPED), (77.0, SKIPPED)]
-        times = self.times(monkeypatch, *steps)
-        assert times.counts == {WHOLE: 2, MERGED: 1, SKIPPED: 2}
-        assert times.seconds == {WHOLE: [2.0], MERGED: [1.0], SKIPPED: [0.5]}
-        # 2 + 2 + 1 + 0.5 + 0.5 seconds instead of five steps of 2
-        assert times.lines()[-1] == "time saved: about 4.00 s of 10.00 s (40%)"
-
-    def test_without_a_whole_step_it_is_not_known(self, monkeypatch):
-        assert "not known" in self.times(monkeypatch, *[(1.0, MERGED)] * 3).lines()[-1]
-
-    def test_a_step_of_several_kinds(self, monkeypatch):
-        times = self.times(monkeypatch, (1.0, WHOLE))
-        times.begin_step()
-        for kind in (MERGED, SKIPPED, WHOLE):
-            times.note(kind)
-        times.end()
-        assert times.counts == {WHOLE: 1, MERGED: 0, SKIPPED: 1}
-
-    def test_a_step_that_is_made_again(self, monkeypatch):
-        times = self.times(monkeypatch, (1.0, WHOLE))
-        times.begin_step()
-        times.note(SKIPPED)
-        times.repeat_step()
-        times.note(WHOLE)
-        times.end()
-        assert times.counts == {WHOLE: 2, MERGED: 0, SKIPPED: 0}
-
-    def test_nothing(self):
-        assert StepTimes().lines() == ["no step was made"]
+    def test_before_sampling(self):
+        assert "has not sampled yet" in report(run(SpeedUp, tiny()))
 
 
 class TestFolder:
+    def python(self, code):
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
     def test_without_the_package_it_says_what_to_install(self):
-        code = (
+        result = self.python(
             "import importlib.util, sys\n"
             "sys.modules['toma_diffusion'] = None\n"
-            f"spec = importlib.util.spec_from_file_location('x', {str(ROOT / 'integrations/comfyui/__init__.py')!r})\n"
+            f"spec = importlib.util.spec_from_file_location('x', {str(FOLDER / '__init__.py')!r})\n"
             "spec.loader.exec_module(importlib.util.module_from_spec(spec))\n"
         )
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert result.returncode == 1
         assert "in a clone of its repository: python -m pip install ." in result.stderr
 
-    def test_without_comfyui_the_mappings_are_there(self):
-        code = (
+    def test_nodes_are_loaded_without_comfyui_and_not_by_the_package_itself(self):
+        result = self.python(
+            "import json, sys, toma_diffusion\n"
+            "before = 'toma_diffusion.comfyui' in sys.modules\n"
             "from toma_diffusion.comfyui import NODE_CLASS_MAPPINGS\n"
-            "import sys, json; print(json.dumps([sorted(NODE_CLASS_MAPPINGS), 'comfy' in sys.modules]))"
+            "print(json.dumps([before, list(NODE_CLASS_MAPPINGS), 'comfy' in sys.modules]))"
         )
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert json.loads(result.stdout) == [["ToMAAccelerateModel", "ToMAReport"], False]
+        assert json.loads(result.stdout) == [False, list(NAMES), False]
 
-    def test_the_package_itself_does_not_load_the_integration(self):
-        code = "import toma_diffusion, sys; print('toma_diffusion.integrations' in sys.modules)"
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert result.stdout.strip() == "False"
+    @pytest.mark.parametrize("path", sorted(FOLDER.glob("example_workflows/*.json")), ids=lambda path: path.stem)
+    def test_examples_use_our_nodes_as_they_are(self, path):
+        ours = [each for each in json.loads(path.read_text()).values() if each["class_type"] in NAMES]
+        assert {"ToMASpeedUp", "ToMAReport"} <= {each["class_type"] for each in ours}
+        for each in ours:
+            inputs = NODE_CLASS_MAPPINGS[each["class_type"]].INPUT_TYPES()["required"]
+            assert set(each["inputs"]) == set(inputs)
+            for name, value in each["inputs"].items():
+                assert not isinstance(inputs[name][0], list) or value in inputs[name][0]

@@ -19,10 +19,9 @@ from tiny_comfy import (
     joint_text,
     lengths_of,
     patcher_of,
+    report,
     sample,
 )
-
-from toma_diffusion.comfyui.nodes import report
 
 EXTRAS = ("nodes_pag", "nodes_slg", "nodes_freelunch", "nodes_model_downscale", "nodes_tomesd", "nodes_hypertile")
 
@@ -75,12 +74,10 @@ class TestControlNet:
         assert sorted(merged) != sorted(whole)
         halved = {text + (FAMILIES[family].tokens) // 2}
         assert halved <= set(merged)
-        result = sample(clone, family, **prompts)
-        assert not torch.equal(result, before)
-        assert (result - before).abs().mean() < (before - sample(model, family)).abs().mean() + before.abs().mean()
+        assert not torch.equal(sample(clone, family, **prompts), before)
         assert torch.equal(sample(model, family, **prompts), before)
         assert "could not be applied" not in caplog.text
-        by_block = "stages were merged block by block: a ControlNet" in report(clone, None)[0]
+        by_block = "stages were merged block by block: a ControlNet" in report(clone)
         assert by_block == (family == "flux" and scope == "stage")
 
     @pytest.mark.parametrize("family", ["sd15", "flux"])
@@ -91,7 +88,7 @@ class TestControlNet:
         with caplog.at_level(logging.WARNING):
             result = sample(clone, family, **prompts)
         assert "could not be applied" not in caplog.text
-        assert "steps: 2 whole, 2 skipped" in report(clone, None)[0]
+        assert "steps: 2 whole, 2 skipped" in report(clone)
         assert 0 < (result - before).abs().mean() < before.abs().mean()
         assert torch.equal(sample(model, family, **prompts), before)
 
@@ -154,21 +151,15 @@ class TestOtherNodes:
     def test_what_could_not_be_merged_is_said(self, models, extras):
         clone = accelerated(run(extras, "PerturbedAttentionGuidance", models["sd15"], scale=3.0), ratio=0.5)
         sample(clone, "sd15")
-        assert "nothing was merged: other nodes patch its blocks (attn1)" in report(clone, None)[0]
-        assert "256 → 128" in report(clone, None)[0]
-
-    def test_a_pass_of_another_node_is_skipped_too(self, models, extras):
-        name = "SkipLayerGuidanceDiT"
-        clone = accelerated(run(extras, name, models["qwen-image"], **self.CASES[name][1]), **SKIP)
-        sample(clone, "qwen-image")
-        assert "steps: 2 whole, 2 skipped" in report(clone, None)[0]
+        assert "nothing was merged: other nodes patch its blocks (attn1)" in report(clone)
+        assert "256 → 128" in report(clone)
 
     def test_a_resized_picture_is_left_alone(self, models, extras):
         name = "PatchModelAddDownscale"
         patched = run(extras, name, models["sd15"], **self.CASES[name][1])
         clone = accelerated(patched, ratio=0.5)
         assert torch.equal(sample(clone, "sd15"), sample(patched, "sd15"))
-        assert "may resize the picture" in report(clone, None)[0]
+        assert "may resize the picture" in report(clone)
 
 
 class TestWeights:

@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from toma_diffusion import Skip
-from toma_diffusion.comfyui.session import Session
+from toma_diffusion import Merge, Skip
+from toma_diffusion.comfyui.nodes import faster
+from toma_diffusion.comfyui.upstream import wrapper_of
 
 WIDTH = 16
 """Channels of the text."""
 TEXT = 5
 """Tokens of the text."""
 SCOPES = ("module", "block", "stage")
-SKIP = {"ratio": 0.0, "skip": Skip(computed=(0, 2))}
+SKIP = {"skip": Skip(computed=(0, 2))}
 """Of 4 steps every second one is skipped."""
 
 
@@ -256,16 +257,18 @@ def sample(
     return nodes.KSampler().sample(model, **(arguments | changes))[0]["samples"]
 
 
-def accelerated(model, **settings):
-    """A clone, as the node makes it, but with any settings."""
-    session = Session("toma-stage", {"skip_blocks": (), "region_tokens": 16, **settings})
-    assert session.check(model).obstacle is None
-    clone = model.clone()
-    session.put(clone)
-    return clone
+def accelerated(model: Any, *, skip: Skip | None = None, **merge: Any) -> Any:
+    """A clone, as the nodes make it, but with any settings of `Merge`."""
+    settings = Merge(**{"skip_blocks": (), "region_tokens": 16} | merge) if merge else None
+    return faster(model, skip=skip, merge=settings)[0]
 
 
-def denoiser(model):
+def report(model: Any) -> str:
+    """What the report node shows."""
+    return str(wrapper_of(model).last)
+
+
+def denoiser(model: Any) -> Any:
     return model.model.diffusion_model
 
 

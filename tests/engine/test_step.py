@@ -1,4 +1,4 @@
-"""The step counter on bare tensors; with real pipelines it is tested in tests/adapters/test_steps.py."""
+"""The step counter on bare tensors; with real pipelines it is tested in tests/families/test_steps.py."""
 
 import copy
 import gc
@@ -68,6 +68,15 @@ class TestByIdentity:
 
 
 class TestGiven:
+    def test_many_tiles_are_one_step_of_one_generation(self):
+        counter, prompt, ticks = StepCounter(), latent(), []
+        counter.begin(2)
+        for step in range(2):
+            counter.set_step(step)
+            ticks += [read(counter, latent(), prompt) for _ in range(70)]
+        assert places(ticks) == [(step, tile) for step in range(2) for tile in range(70)]
+        assert len({tick.generation for tick in ticks}) == 1
+
     def test_steps_and_passes(self):
         counter = StepCounter()
         counter.begin(3)
@@ -290,7 +299,17 @@ class Runner:
         return read(counter, latent(), latent(), self.scheduler.timesteps[0])
 
 
+class Named(Runner):
+    """Its author called the first argument otherwise."""
+
+    def __call__(pipe, counter: StepCounter) -> Tick:  # noqa: N805
+        return read(counter, latent(), latent(), pipe.scheduler.timesteps[0])
+
+
 class TestRunningPipeline:
+    def test_whatever_its_first_argument_is_called(self):
+        assert Named(7)(StepCounter()).num_steps == 7
+
     def test_it_goes_before_the_one_that_was_passed(self):
         passed = pipeline(20)
         counter = StepCounter(passed)
@@ -346,7 +365,32 @@ class Pipeline:
         return ticks
 
 
+class Tiled(Pipeline):
+    """Calls the denoiser for each of many tiles, with new latents or with the same."""
+
+    def __call__(self, counter: StepCounter, fresh: bool, casts: bool) -> list[Tick]:
+        prompt, tiles, ticks = latent(), [latent() for _ in range(TILES)], []
+        for index, timestep in enumerate(self.scheduler.timesteps):
+            time = timestep.float() if casts else timestep
+            ticks += [read(counter, latent() if fresh else tile, prompt, time) for tile in tiles]
+            self.scheduler.step_index = index + 1
+        return ticks
+
+
+TILES = 70
+
+
 class TestInARunningPipeline:
+    @pytest.mark.parametrize("fresh", [True, False])
+    @pytest.mark.parametrize("casts", [True, False])
+    def test_many_tiles_are_one_step_of_one_generation(self, fresh, casts):
+        """A timestep that was cast has no place: the scheduler's own count says which step it is."""
+        pipe = Tiled(3)
+        pipe.scheduler.step_index = pipe.scheduler.begin_index = None
+        ticks = pipe(StepCounter(), fresh, casts)
+        assert places(ticks) == [(step, tile) for step in range(3) for tile in range(TILES)]
+        assert len({tick.generation for tick in ticks}) == 1
+
     def test_the_same_conditioning_again_is_another_pass(self):
         """Guidance that leaves out layers calls the model twice with the very same tensors."""
         prompt, negative = latent(), latent()

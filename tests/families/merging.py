@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from observe import state_of
-from torch import Tensor
+from tiny import Family, output_of
+from torch import Tensor, nn
 
 from toma_diffusion import Handle, Merge, Skip, speed_up
 from toma_diffusion.merge import MergePlan
@@ -46,3 +47,15 @@ class SteadyPlan(MergePlan):
 def remove(pipe: Any) -> None:
     """As it was before."""
     Handle.of(pipe).remove()
+
+
+def call(family: Family, model: nn.Module, **extra: Any) -> Tensor:
+    """`extra` goes to the model, on top of the family's inputs."""
+    return output_of(model, family.inputs() | extra)
+
+
+def steady_call(family: Family, scope: str = "module", **extra: Any) -> Tensor:
+    """From a fresh model, merged and called once."""
+    model = family.build()
+    steady(model, scope=scope)
+    return call(family, model, **extra)

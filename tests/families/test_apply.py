@@ -1,397 +1,375 @@
-"""apply_toma on every family and scope: it acts, it is scheduled, and it leaves no trace."""
-
-from functools import cache
+"""Merging on every family and in every scope: it acts, it leaves no trace, it is said what it does."""
 
 import pytest
 import torch
-from observe import CountOperators, attention_lengths, bookkeeping, inputs_of, our_hooks, same_picture, state_of
+from merging import merged, remove, steady
+from observe import attention_lengths, bookkeeping, inputs_of, our_hooks, same_picture, state_of
 from pairs import named, pairwise
-from tiny import FAMILIES, SCOPES, SETTINGS, STRIDED, flux_transformer, sd15_unet
-from tiny_pipelines import flux_pipeline, sd15_pipeline
-from tiny_today import EVERY_FAMILY
+from tiny import (
+    ALL,
+    AUDIO_TOKENS,
+    EVERY_FAMILY,
+    SCOPES,
+    flux_transformer,
+    one,
+    outputs_of,
+    sd15_unet,
+    sdxl_unet,
+)
 from torch import nn
 
-from toma_diffusion import PRESETS, ToMAConfig, apply_toma, register_adapter, remove_toma, toma_enabled
-from toma_diffusion.engine.install import find_root
+from toma_diffusion import Handle, Merge, UsageError, apply_toma, speed_up
+from toma_diffusion.families import find_family, register_family
 
-every_family = pytest.mark.parametrize("family", FAMILIES, ids=named)
-and_todays = pytest.mark.parametrize("family", EVERY_FAMILY, ids=named)
-every_scope = pytest.mark.parametrize("scope", SCOPES)
-
-
-@and_todays
-@every_scope
-class TestLeavesNoTrace:
-    def test_changes_the_output_and_restores_it(self, family, scope):
-        model = family.build()
-        before, hooks_before = family.call(model), bookkeeping(model)
-        handle = apply_toma(model, **SETTINGS, scope=scope)
-        assert not torch.equal(family.call(model), before)
-        handle.enabled = False
-        assert torch.equal(family.call(model), before)
-        handle.enabled = True
-        assert not torch.equal(family.call(model), before)
-        remove_toma(model)
-        assert torch.equal(family.call(model), before)
-        assert our_hooks(model) == []
-        assert bookkeeping(model) == hooks_before
-
-    def test_ratio_zero_is_bit_exact(self, family, scope):
-        model = family.build()
-        before = family.call(model)
-        apply_toma(model, **SETTINGS | {"ratio": 0.0}, scope=scope)
-        assert torch.equal(family.call(model), before)
-
-    def test_exception_half_way(self, family, scope):
-        """A layer that fails in the middle of a call leaves nothing behind that the next call trips over."""
-        model = family.build()
-        before = family.call(model)
-        apply_toma(model, **STRIDED, scope=scope)
-        merged = family.call(model)
-
-        def fail(*_):
-            raise KeyboardInterrupt
-
-        last = model.get_submodule(find_root(model).records[-1].name)
-        broken = [layer for layer in last.modules() if isinstance(layer, nn.Linear)][-1].register_forward_hook(fail)
-        with pytest.raises(KeyboardInterrupt):
-            family.call(model)
-        broken.remove()
-        same_picture(family.call(model), merged)
-        remove_toma(model)
-        assert torch.equal(family.call(model), before)
-
-    def test_context_managers(self, family, scope):
-        model = family.build()
-        before = family.call(model)
-        with apply_toma(model, **STRIDED, scope=scope) as handle:
-            merged = family.call(model)
-            with toma_enabled(model, False):
-                assert torch.equal(family.call(model), before)
-            assert handle.enabled
-            same_picture(family.call(model), merged)
-        assert our_hooks(model) == []
+every_family = pytest.mark.parametrize("family", ALL, ids=named)
+families_and_scopes = pytest.mark.parametrize(
+    ("family", "scope"), [(family, scope) for family in ALL for scope in SCOPES], ids=named
+)
 
 
-@every_family
-class TestFewerTokens:
-    @every_scope
-    def test_attention_sees_the_merged_length(self, family, scope):
-        model = family.build()
-        whole = attention_lengths(lambda: family.call(model))
-        apply_toma(model, **SETTINGS, scope=scope)
-        merged = attention_lengths(lambda: family.call(model))
-        text = {"flux": 6, "sd3": 6}.get(family.name, 0)
-        assert len(merged) == len(whole)
-        for (query, key), (old_query, old_key) in zip(merged, whole, strict=True):
-            joint_text = text if old_key > old_query // 2 and not (family.name == "sd3" and old_query == 64) else 0
-            assert query - joint_text == (old_query - joint_text) // 2
-            assert key == old_key if old_key in (6, 7) else key == query
-
-    def test_feed_forward_sees_the_merged_length(self, family):
-        model = family.build()
-        linear = next(
-            module.net[0] if hasattr(module, "net") else module.proj_mlp
-            for module in model.modules()
-            if type(module).__name__ in ("FeedForward", "FluxSingleTransformerBlock")
-        )
-        whole = inputs_of(linear, lambda: family.call(model))[0][0][0].shape[1]
-        apply_toma(model, **SETTINGS)
-        assert inputs_of(linear, lambda: family.call(model))[0][0][0].shape[1] == whole // 2
-
-    @pytest.mark.parametrize("sites", [("attn",), ("ff",), ("cross_attn",), ("attn", "ff")])
-    def test_only_the_sites_asked_for(self, family, sites):
-        model = family.build()
-        if sites == ("cross_attn",) and family.name in ("flux", "sd3"):
-            with pytest.raises(ValueError, match="has none of the sites cross_attn"):
-                apply_toma(model, **SETTINGS, sites=sites)
-            return
-        whole = attention_lengths(lambda: family.call(model))
-        apply_toma(model, **SETTINGS, sites=sites)
-        merged = attention_lengths(lambda: family.call(model))
-        for (query, _), (old_query, old_key) in zip(merged, whole, strict=True):
-            is_cross = old_key == (7 if family.name.startswith("sd1") or family.name == "sdxl" else 6)
-            single = family.name == "flux" and state_of(model).kinds >= {"single"}
-            asked = "cross_attn" in sites if is_cross else "attn" in sites
-            assert (query < old_query) == asked or single
-
-    @pytest.mark.parametrize("preset", sorted(PRESETS))
-    def test_every_preset_runs(self, family, preset):
-        model = family.build()
-        before = family.call(model)
-        # There is no pipeline to tell the number of steps, and the grids are small.
-        settings = SETTINGS | {"window": (0.0, 1.0), "min_tokens": 0}
-        handle = apply_toma(model, preset, **settings)
-        steps = 8 if PRESETS[preset].skip is not None else 1
-        handle.begin(steps)
-        for step in range(steps):
-            handle.step(step)
-            output = family.call(model)
-        assert output.isfinite().all()
-        _, predicted = handle.summary().steps
-        assert predicted or not torch.equal(output, before)
-        assert handle.summary().config == PRESETS[preset].changed(
-            settings | ({"select_every": 1, "reweigh_every": 1} if family.name == "flux" else {})
-        )
+def equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, ours, theirs))
 
 
-@pytest.mark.parametrize(("family", "scope", "passes"), pairwise(FAMILIES, SCOPES, (1, 2)), ids=named)
-def test_two_generations_follow_the_schedule(family, scope, passes):
-    """A direct loop over the denoiser, one or two calls a step; a new prompt begins a new generation. The second call
-    of a step uses the plans of the first: it has the same sample."""
+@families_and_scopes
+def test_it_changes_the_output_and_leaves_no_trace(family, scope):
+    """Where no token is removed, switched off, and removed it is the original, bit for bit."""
+    model, inputs = family.build(), family.inputs()
+    whole, hooks = outputs_of(model, inputs), bookkeeping(model)
+    with merged(model, min_tokens=1000, scope=scope), pytest.warns(UserWarning, match="no token is removed"):
+        assert equal(outputs_of(model, inputs), whole)
+    handle = merged(model, scope=scope)
+    ours = outputs_of(model, inputs)
+    assert [(each.shape, bool(each.isfinite().all())) for each in ours] == [(each.shape, True) for each in whole]
+    assert not torch.allclose(ours[0], whole[0], atol=1e-3)
+    handle.enabled = False
+    assert equal(outputs_of(model, inputs), whole)
+    handle.enabled = True
+    assert not equal(outputs_of(model, inputs), whole)
+    remove(model)
+    assert equal(outputs_of(model, inputs), whole)
+    assert our_hooks(model) == []
+    assert bookkeeping(model) == hooks
+
+
+@pytest.mark.parametrize(("family", "scope"), pairwise(ALL, SCOPES), ids=named)
+def test_an_error_half_way_leaves_nothing_behind(family, scope):
     model = family.build()
-    apply_toma(model, **SETTINGS, select_every=4, reweigh_every=2, scope=scope, share="plan")
-    for generation in range(2):
-        prompts = [family.inputs(seed=10 * generation + index) for index in range(passes)]
-        name = "sample" if "sample" in prompts[0] else "hidden_states"
-        with CountOperators() as count, torch.no_grad():
-            for _ in range(9):
-                latent = torch.randn_like(prompts[0][name])
-                for prompt in prompts:
-                    model(**prompt | {name: latent}, return_dict=False)
-        assert count.calls["facility_location"] == 3 * family.kinds  # in steps 0, 4 and 8
-        assert count.calls["merge_weights"] == 5 * family.kinds  # and in 2 and 6
+    before = family.call(model)
+    steady(model, scope=scope)
+    ours = family.call(model)
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    last = model.get_submodule(state_of(model).records[-1].name)
+    broken = [layer for layer in last.modules() if isinstance(layer, nn.Linear)][-1].register_forward_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        family.call(model)
+    broken.remove()
+    same_picture(family.call(model), ours)
+    remove(model)
+    assert torch.equal(family.call(model), before)
 
 
-@every_family
-class TestSchedule:
-    def test_sizes_and_batches_between(self, family):
-        model = family.build()
-        apply_toma(model, **STRIDED)
-        sizes = [(2, *family.odd[0]), (1, *family.odd[1]), (3, *family.odd[0]), (4, *family.odd[1])]
-
-        @cache
-        def of_a_fresh_one(batch, height, wide):
-            fresh = family.build()
-            apply_toma(fresh, **STRIDED)
-            return family.call(fresh, batch=batch, height=height, wide=wide)
-
-        for batch, height, wide in [*sizes, *sizes]:
-            output = family.call(model, batch=batch, height=height, wide=wide)
-            same_picture(output, of_a_fresh_one(batch, height, wide))
-
-    def test_plans_of_sizes_no_longer_used_are_freed(self, family):
-        model = family.build()
-        apply_toma(model, **SETTINGS)
-        for side in (8, 12, 16, 20, 24, 28):
-            family.call(model, height=side, wide=side)
-        assert len(state_of(model)._plans) <= 2 * len(state_of(model).slots)
-
-    def test_reset_begins_anew(self, family):
-        model = family.build()
-        handle = apply_toma(model, **SETTINGS, select_every=10, reweigh_every=10, share="plan")
-        inputs = family.inputs()
-        with torch.no_grad(), CountOperators() as count:
-            for _ in range(3):
-                model(**inputs)
-            handle.reset()
-            model(**inputs)
-        assert count.calls["facility_location"] == 2 * family.kinds
-
-    def test_samples_are_independent_of_their_batch(self, family):
-        """UNets, SD3 and PixArt choose per sample. Flux must choose jointly, so there a batch is its own choice."""
-        model = family.build()
-        apply_toma(model, **SETTINGS)
-        inputs = family.inputs(batch=2)
-
-        def one(index: int) -> dict:
-            def take(value):
-                if isinstance(value, dict):
-                    return {name: take(inner) for name, inner in value.items()}
-                batched = isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape[0] == 2
-                return value[index : index + 1] if batched else value
-
-            return {name: take(value) for name, value in inputs.items()}
-
-        with torch.no_grad():
-            together = model(**inputs, return_dict=False)[0]
-            alone = torch.cat([model(**one(index), return_dict=False)[0] for index in range(2)])
-        # The median: a convolution rounds differently in another batch, and may tip a tie between two tokens. Another
-        # choice moves it by 9e-3 in Flux.
-        assert ((together - alone).abs().median() < 2e-3) == (family.name != "flux")
+def expected_lengths(family, whole: list[tuple[int, int]], ratio: float, scope: str) -> list[tuple[int, int]]:
+    found = []
+    for index, (queries, keys) in enumerate(whole):
+        audio_asks = queries == AUDIO_TOKENS and scope == "module"  # then it sees the whole video
+        lengths = queries if index < family.alone else family.reduced(queries, ratio)
+        found.append((lengths, keys if index < family.alone or audio_asks else family.reduced(keys, ratio)))
+    return found
 
 
-@every_family
-class TestSkipBlocks:
-    @every_scope
-    def test_skipped_blocks_see_all_tokens(self, family, scope):
-        model = family.build()
-        handle = apply_toma(model, **SETTINGS | {"skip_blocks": (0,)}, scope=scope)
-        block = next(module for module in model.modules() if type(module).__name__.endswith("TransformerBlock"))
-        attention = getattr(block, "attn1", None) or block.attn
-        args, kwargs = inputs_of(attention, lambda: family.call(model))[0]
-        tokens = args[0] if args else kwargs["hidden_states"]
-        whole = {"sd15": 256, "sdxl": 64, "flux": 64, "sd3": 64, "pixart": 64}[family.name]
-        assert tokens.shape[1] == whole
-        assert len(handle.summary().left_alone) == 1
-        assert "left alone, 1 block: in skip_blocks" in str(handle.summary())
+@families_and_scopes
+@pytest.mark.parametrize("ratio", [0.5, 0.75])
+def test_attention_sees_fewer_tokens(family, scope, ratio):
+    model = family.build()
+    whole = attention_lengths(lambda: family.call(model))
+    merged(model, scope=scope, ratio=ratio)
+    lengths = attention_lengths(lambda: family.call(model))
+    assert lengths == expected_lengths(family, whole, ratio, scope) != whole
 
-    def test_index_beyond_the_last(self, family):
-        with pytest.raises(ValueError, match=r"names block 99, but this .* transformer blocks"):
-            apply_toma(family.build(), **SETTINGS | {"skip_blocks": (99,)})
 
-    def test_all_skipped_raises(self, family):
-        model = family.build()
-        apply_toma(model, **SETTINGS)
-        number = len(find_root(model).records)
-        remove_toma(model)
-        with pytest.raises(ValueError, match="nothing would be merged"):
-            apply_toma(model, **SETTINGS | {"skip_blocks": tuple(range(number))})
-        assert our_hooks(model) == []
+@families_and_scopes
+def test_so_do_feed_forward_layers(family, scope):
+    """Of the first block of every kind. Flux's single blocks have theirs between norm and projection."""
+    model = family.build()
+    layers = {}
+    for block in find_family(model).blocks(model):
+        names = ("ff", "img_mlp", "ffn", "feed_forward", "proj_mlp")
+        layers.setdefault(block.kind, [getattr(block.module, name) for name in names if hasattr(block.module, name)])
+    whole, lengths = [], []
+    for seen in (whole, lengths):
+        for layer in [each for found in layers.values() for each in found]:
+            args, kwargs = inputs_of(layer, lambda: family.call(model))[0]
+            seen.append((args[0] if args else next(iter(kwargs.values()))).shape[1])
+        if seen is whole:
+            merged(model, scope=scope)
+    assert lengths == [family.reduced(length) for length in whole]
+
+
+WITH_BOTH = ("flux", "flux2", "chroma", "hunyuan", "hunyuan-replace")
+"""Families with blocks in which attention and MLP are one site."""
+
+
+@pytest.mark.parametrize("sites", [("attn",), ("ff",), ("cross_attn",), ("attn", "ff")], ids=str)
+@pytest.mark.parametrize("family", ALL, ids=named)
+def test_only_the_sites_asked_for(family, sites):
+    """Where attention and MLP are one site, it is merged for either."""
+    model = family.build()
+    roles = {role for block in find_family(model).blocks(model) for spec in block.sites for role in spec.roles}
+    if not roles & set(sites):
+        with pytest.raises(UsageError, match="has none of the sites cross_attn"):
+            merged(model, sites=sites)
+        return
+    handle = merged(model, sites=sites)
+    found = {spec.name for block in find_family(model).blocks(model) for spec in block.sites if spec.roles & set(sites)}
+    assert {name.split(".")[-1] for record in state_of(model).records for name in record.merged} == found
+    whole = attention_lengths(lambda: family.call(family.build()))
+    lengths = attention_lengths(lambda: family.call(model))
+    changed = [(ours, theirs) for ours, theirs in zip(lengths, whole, strict=True) if ours != theirs]
+    cross_only = [ours for ours, theirs in changed if ours[1] == theirs[1] and "attn" not in sites]
+    assert bool(changed) == ("attn" in sites or "cross_attn" in sites or family.name in WITH_BOTH)
+    if sites == ("cross_attn",):
+        assert len(cross_only) == len(changed)
+    assert handle.summary().merge.kinds
+
+
+@pytest.mark.parametrize(("family", "scope"), pairwise(ALL, SCOPES), ids=named)
+def test_blocks_in_skip_blocks_see_all_tokens(family, scope):
+    model = family.build()
+    handle = merged(model, scope=scope, skip_blocks=(0,))
+    block = find_family(model).blocks(model)[0].module
+    attention = next(getattr(block, name) for name in ("attn1", "attn", "attention") if hasattr(block, name))
+    ours = inputs_of(attention, lambda: family.call(model))[0]
+    remove(model)
+    whole = inputs_of(attention, lambda: family.call(model))[0]
+    for mine, theirs in ((ours[0], whole[0]), (ours[1].values(), whole[1].values())):
+        shapes = [[each.shape for each in values if isinstance(each, torch.Tensor)] for values in (mine, theirs)]
+        assert shapes[0] == shapes[1]
+    handle = merged(model, scope=scope, skip_blocks=(0,))
+    assert handle.summary().merge.left_alone == ((find_family(model).blocks(model)[0].name, "in skip_blocks"),)
+    assert "left alone, 1 block: in skip_blocks" in str(handle.summary())
+
+
+LEFT_WHOLE = {
+    "flux": ("transformer_blocks", "single_transformer_blocks"),
+    "flux2": ("transformer_blocks", "single_transformer_blocks"),
+    "flux3": ("mode_blocks.image", "single_transformer_blocks"),
+    "chroma": ("transformer_blocks", "single_transformer_blocks"),
+    "hunyuan": ("transformer_blocks", "single_transformer_blocks"),
+    "auraflow": ("joint_transformer_blocks", "single_transformer_blocks"),
+    "z-image": ("layers",),
+    "wan": ("blocks",),
+}
+"""The others have `transformer_blocks` alone."""
+LAYERS = ("num_layers", "num_single_layers")
+
+
+class TestDefaultsOfAFamily:
+    @pytest.mark.parametrize("family", [family for family in ALL if family.name in [*LEFT_WHOLE, "krea2", "h3"]])
+    def test_first_blocks_are_left_whole(self, family):
+        """An eighth, of joint blocks before single ones a quarter; of Flux.1 five of each, as in the paper."""
+        stacks = LEFT_WHOLE.get(family.name, ("transformer_blocks",))
+        first, second = ("num_mmdit_layers", "num_single_dit_layers") if family.name == "auraflow" else LAYERS
+        if family.name == "z-image":
+            changes = {"n_layers": 16}
+        else:
+            changes = {first: 8, second: 16} if len(stacks) == 2 else {first: 16}
+        model = family.build(**changes)
+        number = 5 if family.name == "flux" else 2
+        handle = speed_up(model, merge=Merge(num_regions=4))
+        left_alone = handle.summary().merge.left_alone
+        assert [name for name, _ in left_alone] == [f"{stack}.{index}" for stack in stacks for index in range(number)]
+        assert {reason for _, reason in left_alone} == {"the default of this model family leaves them whole"}
+        handle.remove()
+        assert not merged(model, skip_blocks=()).summary().merge.left_alone
+
+    def test_where_nothing_is_left_to_merge_the_error_is_short(self):
+        """Five blocks of Flux: the family leaves all of them whole."""
+        model = flux_transformer()
+        for call in (apply_toma, lambda model: speed_up(model, merge=Merge())):
+            with pytest.raises(
+                UsageError, match=r"nothing would be merged .*5 transformer blocks.*skip_blocks=\(\)"
+            ) as error:
+                call(model)
+            assert len(str(error.value)) < 200
+            assert our_hooks(model) == []
+        assert merged(model, skip_blocks=()).summary().merge.left_alone == ()
+
+    @pytest.mark.parametrize("name", ["sd15", "sdxl", "sd3", "pixart"])
+    def test_some_mind_nothing(self, name):
+        assert speed_up(one(name).build(), merge=Merge(scope="block", num_regions=4)).summary().merge.left_alone == ()
 
 
 class TestErrors:
-    def test_twice(self):
+    def test_an_index_beyond_the_last(self):
+        with pytest.raises(UsageError, match=r"names block 99, but this .* transformer blocks"):
+            merged(sd15_unet(), skip_blocks=(99,))
+
+    def test_all_blocks_in_skip_blocks(self):
         model = sd15_unet()
-        apply_toma(model, **SETTINGS)
-        with pytest.raises(RuntimeError, match="remove_toma"):
-            apply_toma(model, **SETTINGS)
-
-    def test_nothing_to_remove(self):
-        with pytest.raises(RuntimeError, match="nothing to remove"):
-            remove_toma(sd15_unet())
-
-    def test_handle_after_removal(self):
-        handle = apply_toma(sd15_unet(), **SETTINGS)
-        handle.remove()
-        with pytest.raises(RuntimeError, match="apply_toma again"):
-            handle.summary()
-        assert "removed" in repr(handle)
-
-    @pytest.mark.parametrize("wrong", [nn.Linear(2, 2), object(), "sdxl"])
-    def test_unsupported_lists_the_supported(self, wrong):
-        with pytest.raises(ValueError, match="Supported are") as error:
-            apply_toma(wrong)
-        for name in ("UNet2DConditionModel", "FluxTransformer2DModel", "SD3Transformer2DModel", "PixArtTransformer"):
-            assert name in str(error.value)
-
-    def test_unknown_preset_and_wrong_value(self):
-        with pytest.raises(ValueError, match="preset='tome' is not known"):
-            apply_toma(sd15_unet(), "tome")
-        with pytest.raises(ValueError, match=r"ratio=2\.0"):
-            apply_toma(sd15_unet(), ratio=2.0)
-        with pytest.raises(ValueError, match="3 is not a configuration"):
-            apply_toma(sd15_unet(), 3)
-
-    def test_window_of_steps_that_nobody_tells(self):
-        model = sd15_unet()
-        apply_toma(model, **SETTINGS, window=(0.2, 1.0))
-        with pytest.raises(RuntimeError, match=r"window=\(0\.2, 1\.0\) needs the number of steps.*handle\.begin"):
-            model(torch.randn(1, 4, 16, 16), 10, torch.randn(1, 7, 32))
+        with pytest.raises(UsageError, match="nothing would be merged"):
+            merged(model, skip_blocks=tuple(range(len(find_family(model).blocks(model)))))
+        assert our_hooks(model) == []
 
     def test_pieces_of_the_sequence(self):
-        """Chunking switched on after applying: refused at the call, in words."""
+        """Chunking switched on later: refused at the call, in words."""
         model = sd15_unet()
-        apply_toma(model, **SETTINGS)
+        merged(model)
         for module in model.modules():
             if hasattr(module, "set_chunk_feed_forward"):
                 module.set_chunk_feed_forward(chunk_size=8, dim=1)
         with pytest.raises(ValueError, match="calls this module on pieces of the sequence"):
-            FAMILIES[0].call(model)
+            one("sd15").call(model)
 
-    def test_sites_with_whole_blocks(self):
-        with pytest.raises(ValueError, match="counts only in scope 'module'"):
-            apply_toma(sd15_unet(), **SETTINGS, scope="block", sites=("attn",))
-
-    def test_config_object_is_taken_as_it_stands(self):
-        handle = apply_toma(sd15_unet(), ToMAConfig(ratio=0.25, num_regions=4), select_every=3)
-        assert handle.summary().config == ToMAConfig(ratio=0.25, num_regions=4, select_every=3)
-
-    def test_attention_mask_over_image_tokens(self):
+    def test_an_attention_mask_over_image_tokens(self):
         model = sd15_unet()
-        apply_toma(model, **SETTINGS)
-        with pytest.raises(ValueError, match="attention_mask over image tokens"), torch.no_grad():
-            model(**FAMILIES[0].inputs(), attention_mask=torch.ones(2, 256))
+        merged(model)
+        with pytest.raises(UsageError, match="attention_mask over image tokens"), torch.no_grad():
+            model(**one("sd15").inputs(), attention_mask=torch.ones(2, 256))
 
-
-class TestFamilyDefaults:
-    def test_flux_leaves_its_first_blocks_alone_and_selects_in_every_step(self):
-        """The paper's: 5 joint and 5 single blocks; with a preset too, but not against a whole configuration."""
-        model = flux_transformer(num_layers=7, num_single_layers=8)
-        for chosen in (None, "toma-tile"):
-            summary = apply_toma(model, chosen, ratio=0.5).summary()
-            left_alone = [name for name, _ in summary.left_alone]
-            assert left_alone == [f"transformer_blocks.{i}" for i in range(5)] + [
-                f"single_transformer_blocks.{i}" for i in range(5)
-            ]
-            assert (summary.config.select_every, summary.config.reweigh_every) == (1, 1)
-            remove_toma(model)
-        assert apply_toma(model, ToMAConfig()).summary().left_alone == ()
-
-    def test_flux_too_small_for_them(self):
-        with pytest.raises(ValueError, match=r"nothing would be merged .*5 transformer blocks: in skip_blocks"):
-            apply_toma(flux_transformer(), ratio=0.5)
-
-    @pytest.mark.parametrize("family", [family for family in FAMILIES if family.name != "flux"], ids=lambda f: f.name)
-    def test_others_take_the_papers_schedule_for_unets(self, family):
-        summary = apply_toma(family.build()).summary()
-        assert summary.config == ToMAConfig()
-        assert summary.left_alone == ()
-
-
-class TestDefault:
-    """Without a name a pipeline gets `balanced`; a model does not know its steps, which that needs."""
-
-    def test_of_a_pipeline(self):
-        with apply_toma(sd15_pipeline(), ratio=0.25) as handle:
-            assert handle.summary().config == ToMAConfig.from_preset("balanced", ratio=0.25)
-
-    def test_of_a_model(self):
-        with apply_toma(sd15_unet(), ratio=0.25) as handle:
-            assert handle.summary().config == ToMAConfig(ratio=0.25)
-
-    def test_what_the_family_wants_otherwise(self):
-        with apply_toma(flux_pipeline(), skip_blocks=()) as handle:
-            assert handle.summary().config == ToMAConfig.from_preset("balanced")
-
-    def test_summary_names_the_grids_left_whole(self):
-        model = sd15_unet()
-        handle = apply_toma(model, **SETTINGS, min_tokens=100)
-        model(torch.randn(1, 4, 16, 16), 10, torch.randn(1, 7, 32))
-        regions = {kind.grid: kind.regions for kind in handle.summary().kinds}
-        assert regions == {"16×16": "4 tiles of 8×8", "8×8": "left whole: fewer than min_tokens=100"}
-        assert "grids of fewer than 100 tokens left whole" in str(handle.summary())
-
-
-class TestRegister:
     @pytest.mark.parametrize("wrong", [3, nn.Linear, "flux"])
-    def test_only_adapters(self, wrong):
-        with pytest.raises(ValueError, match="is not a subclass of"):
-            register_adapter(wrong)
+    def test_only_families_can_be_registered(self, wrong):
+        with pytest.raises(UsageError, match="is not a subclass of"):
+            register_family(wrong)
+
+
+class TestSizes:
+    @pytest.mark.parametrize("family", EVERY_FAMILY, ids=named)
+    def test_sizes_and_batches_may_change_from_call_to_call(self, family):
+        model = family.build()
+        handle = steady(model)
+        sizes = [(2, *family.odd[0]), (1, *family.odd[1]), (3, *family.odd[0])]
+        fresh = []
+        for batch, height, wide in sizes:
+            other = family.build()
+            steady(other)
+            fresh.append(family.call(other, batch=batch, height=height, wide=wide))
+        for (batch, height, wide), expected in zip([*sizes, *sizes], [*fresh, *fresh], strict=True):
+            same_picture(family.call(model, batch=batch, height=height, wide=wide), expected)
+            assert all(kind.tokens_after < kind.tokens_before for kind in handle.summary().merge.kinds)
+
+    @pytest.mark.parametrize("family", EVERY_FAMILY, ids=named)
+    def test_plans_of_sizes_no_longer_used_are_freed(self, family):
+        model = family.build()
+        handle = merged(model)
+        taken = []
+        for side in (8, 12, 16, 20, 16, 12, 8):
+            family.call(model, height=side, wide=side)
+            taken.append(handle.summary().merge.num_bytes)
+        assert taken[-1] <= 3 * taken[1]
+
+    @pytest.mark.parametrize("family", [one(name) for name in ("sd15", "sd3", "pixart", "z-image", "wan")], ids=named)
+    @pytest.mark.parametrize("scope", SCOPES)
+    def test_a_batch_is_its_samples(self, family, scope):
+        """Where samples do not share positions."""
+        model, inputs = family.build(), family.inputs()
+        steady(model, scope=scope, guidance_parts=1)
+        together = outputs_of(model, inputs)[0]
+        for index in range(2):
+            alone = {name: of_sample(value, index) for name, value in inputs.items()}
+            same_picture(outputs_of(model, alone)[0], together[index : index + 1])
+
+
+def of_sample(value, index: int):
+    if isinstance(value, dict):
+        return {name: of_sample(inner, index) for name, inner in value.items()}
+    if isinstance(value, list) or (isinstance(value, torch.Tensor) and value.ndim and len(value) == 2):
+        return value[index : index + 1]
+    return value
 
 
 class TestSummary:
     @every_family
     def test_before_and_after_a_call(self, family):
         model = family.build()
-        handle = apply_toma(model, **SETTINGS)
-        assert "not called yet" in str(handle.summary())
+        handle = merged(model)
+        assert {kind.tokens_before for kind in handle.summary().merge.kinds} == {None}
         family.call(model)
-        summary = handle.summary()
+        summary = handle.summary().merge
         assert len(summary.kinds) == family.kinds
         for kind in summary.kinds:
             assert kind.tokens_after == kind.tokens_before // 2
-            assert f"{kind.tokens_before} → {kind.tokens_after}" in str(summary)
-            assert "4 tiles of" in kind.regions
-        assert 0.3 < summary.merged_multiplications / summary.multiplications < 0.75
+            assert f"{kind.tokens_before} → {kind.tokens_after}" in str(handle.summary())
+            assert "4 tiles of" in kind.regions or family.given
+            if not family.grids:
+                assert kind.tokens_before == family.tokens
+        assert 0.3 < summary.merged_multiplications / summary.multiplications < 0.8
 
     def test_multiplications_follow_the_paper(self):
         """One UNet level written out: 7d²N + 2dN² a block, and what merging adds."""
         model = sd15_unet(down_block_types=("DownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "UpBlock2D"))
-        handle = apply_toma(model, **SETTINGS, select_every=10, reweigh_every=5)
+        handle = merged(model, select_every=10, reweigh_every=5)
         model(torch.randn(1, 4, 32, 32), 3, torch.randn(1, 7, 32))
         d, n, k, regions, sites = 64, 256, 128, 4, 3
-        summary = handle.summary()
+        summary = handle.summary().merge
         assert summary.multiplications == 7 * d**2 * n + 2 * d * n**2
         merging = sites * 2 * d * n * k / regions
         plan = n**2 * d / regions / 10 + (n * k * d / regions + n * d) / 5
         assert summary.merged_multiplications == pytest.approx(7 * d**2 * k + 2 * d * k**2 + merging + plan)
 
-    def test_a_run_of_blocks_merges_once(self):
-        costs = {}
+    def test_wider_scopes_merge_less_often(self):
+        costs = []
         for scope in SCOPES:
-            model = FAMILIES[1].build(transformer_layers_per_block=(1, 3))
-            handle = apply_toma(model, **SETTINGS, scope=scope)
-            FAMILIES[1].call(model)
-            costs[scope] = handle.summary().merged_multiplications
-        assert costs["stage"] < costs["block"] < costs["module"]
+            model = one("sdxl").build(transformer_layers_per_block=(1, 3))
+            handle = merged(model, scope=scope)
+            one("sdxl").call(model)
+            costs.append(handle.summary().merge.merged_multiplications)
+        assert costs == sorted(costs, reverse=True)
+
+    def test_grids_on_which_nothing_is_removed(self):
+        """A region of 2 tokens cannot lose a quarter of them; small grids can be left whole."""
+        model = sdxl_unet(
+            down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
+        )
+        inputs = one("sdxl").inputs(height=16, wide=16)
+        handle = merged(model, ratio=0.25, num_regions=64)
+        outputs_of(model, inputs)
+        (note,) = handle.summary().notes
+        assert note.startswith("nothing was merged on the 8×8 grid of level 1: left whole")
+        remove(model)
+        handle = merged(model, min_tokens=100)
+        outputs_of(model, inputs)
+        regions = {kind.grid: kind.regions for kind in handle.summary().merge.kinds}
+        assert regions == {"16×16": "4 tiles of 8×8", "8×8": "left whole: fewer than min_tokens=100"}
+
+
+class TestSharing:
+    """Runs of blocks of one kind have plans of their own, or share one."""
+
+    @pytest.mark.parametrize("scope", SCOPES)
+    @pytest.mark.parametrize("share_plan", [False, True])
+    def test_plans(self, scope, share_plan):
+        model = sdxl_unet()
+        merged(model, scope=scope, share_plan=share_plan)
+        one("sdxl").call(model)
+        runs = sum(type(module).__name__ == "Transformer2DModel" for module in model.modules())
+        plans = list(state_of(model).current.values())
+        assert len(plans) == (1 if share_plan else runs)
+        assert share_plan or not torch.equal(plans[0].positions, plans[1].positions)
+
+
+class TestSeveralModels:
+    def test_one_handle_for_two(self):
+        family = one("sd15")
+        first, second = sd15_unet(), sd15_unet()
+        plain = family.call(first)
+        handle = merged([first, second])
+        ours = family.call(first)
+        assert not torch.equal(ours, plain)
+        same_picture(family.call(second), ours)
+        assert len(handle.summary().others) == 1
+        assert "Denoiser 2 of 2:" in str(handle.summary())
+        handle.enabled = False
+        assert torch.equal(family.call(first), plain)
+        assert torch.equal(family.call(second), plain)
+        Handle.of(first).remove()  # the rest of the handle goes on
+        handle.enabled = True
+        assert not torch.equal(family.call(second), plain)
+        handle.remove()
+        assert our_hooks(first) == our_hooks(second) == []
+        with pytest.raises(RuntimeError, match="speed_up again"):
+            handle.summary()

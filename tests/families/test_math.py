@@ -1,11 +1,12 @@
-"""Module scope against a straightforward transcription of the method, on real blocks of two families."""
+"""Merging is exact: against the method written out with whole matrices, on real blocks of two families."""
 
 import pytest
 import torch
+from merging import merged, remove
 from observe import inputs_of, state_of
-from tiny import SETTINGS, flux_inputs, flux_transformer, sd15_unet, unet_inputs
+from tiny import flux_inputs, flux_transformer, sd15_unet, unet_inputs
 
-from toma_diffusion import MergePlan, apply_toma, remove_toma
+from toma_diffusion.merge import MergePlan
 
 
 def matrices(plan: MergePlan, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,11 +42,11 @@ def test_unet_block():
     model = sd15_unet()
     block = model.down_blocks[0].attentions[0].transformer_blocks[0]
     inputs = unet_inputs(32)()
-    apply_toma(model, **SETTINGS)
+    merged(model)
     (args, kwargs) = inputs_of(block, lambda: model(**inputs))[0]
     result = outputs_of(block, lambda: model(**inputs))
     plan = state_of(model).current["level 0"]
-    remove_toma(model)
+    remove(model)
 
     with torch.no_grad():
         x, text = args[0], kwargs["encoder_hidden_states"]
@@ -64,21 +65,21 @@ def test_change_is_unmerged_not_the_result(scope):
     blocks = model.down_blocks[0].attentions[0].transformer_blocks
     transformer = model.down_blocks[0].attentions[0]
     inputs = unet_inputs(32)()
-    apply_toma(model, **SETTINGS, scope=scope)
+    merged(model, scope=scope)
     before = outputs_of(transformer.proj_in, lambda: model(**inputs)).permute(0, 2, 3, 1).reshape(2, 256, 32)
     after = inputs_of(transformer.proj_out, lambda: model(**inputs))[0][0][0].permute(0, 2, 3, 1).reshape(2, 256, 32)
     plan = state_of(model).current["level 0"]
-    remove_toma(model)
+    remove(model)
 
     text = inputs["encoder_hidden_states"]
     with torch.no_grad():
         merge, unmerge = matrices(plan, blocks[0].norm1(before))
         x = before
         for run in [blocks] if scope == "stage" else [[block] for block in blocks]:
-            merged = changed = merge @ x
+            fewer = changed = merge @ x
             for block in run:
                 changed = block(changed, encoder_hidden_states=text)
-            x = x + unmerge @ (changed - merged)
+            x = x + unmerge @ (changed - fewer)
     torch.testing.assert_close(after, x, atol=1e-5, rtol=1e-5)
 
 
@@ -91,11 +92,11 @@ def test_flux_joint_block():
     model = flux_transformer()
     block = model.transformer_blocks[0]
     inputs = flux_inputs()
-    apply_toma(model, **SETTINGS)
+    merged(model)
     _, kwargs = inputs_of(block, lambda: model(**inputs))[0]
     result_text, result = outputs_of(block, lambda: model(**inputs))
     plan = state_of(model).current["joint"]
-    remove_toma(model)
+    remove(model)
 
     with torch.no_grad():
         x, text, temb = kwargs["hidden_states"], kwargs["encoder_hidden_states"], kwargs["temb"]
@@ -119,86 +120,22 @@ def test_flux_single_block():
     model = flux_transformer()
     block = model.single_transformer_blocks[0]
     inputs = flux_inputs()
-    apply_toma(model, **SETTINGS)
+    merged(model)
     _, kwargs = inputs_of(block, lambda: model(**inputs))[0]
     result_text, result = outputs_of(block, lambda: model(**inputs))
     plan = state_of(model).current["single"]
-    remove_toma(model)
+    remove(model)
 
     with torch.no_grad():
         text_length = kwargs["encoder_hidden_states"].shape[1]
         x = torch.cat([kwargs["encoder_hidden_states"], kwargs["hidden_states"]], dim=1)
         normalized, gate = block.norm(x, emb=kwargs["temb"])
         merge, unmerge = matrices(plan, normalized[:, text_length:])
-        merged = torch.cat([normalized[:, :text_length], merge @ normalized[:, text_length:]], dim=1)
+        fewer = torch.cat([normalized[:, :text_length], merge @ normalized[:, text_length:]], dim=1)
         rotary = rows_of_destinations(kwargs["image_rotary_emb"], plan, text_length)
-        attention = block.attn(merged, image_rotary_emb=rotary)
-        projected = block.proj_out(torch.cat([attention, block.act_mlp(block.proj_mlp(merged))], dim=2))
+        attention = block.attn(fewer, image_rotary_emb=rotary)
+        projected = block.proj_out(torch.cat([attention, block.act_mlp(block.proj_mlp(fewer))], dim=2))
         whole = torch.cat([projected[:, :text_length], unmerge @ projected[:, text_length:]], dim=1)
         x = x + gate[:, None] * whole
     torch.testing.assert_close(result_text, x[:, :text_length], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(result, x[:, text_length:], atol=1e-5, rtol=1e-5)
-
-
-class TestFluxPositions:
-    """Tables whose every row says its own index, put in before our hooks, read after them."""
-
-    TEXT, IMAGE = 6, 64
-
-    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        row = torch.arange(self.TEXT + self.IMAGE, dtype=torch.float32)[:, None].expand(-1, 16)
-        return row.clone(), -row
-
-    @pytest.mark.parametrize(
-        ("kind", "scope"), [(k, s) for k in ("joint", "single") for s in ("module", "block", "stage")]
-    )
-    def test_a_merged_token_uses_its_destinations_row(self, kind, scope):
-        model = flux_transformer()
-        blocks = model.transformer_blocks if kind == "joint" else model.single_transformer_blocks
-        seen = []
-
-        def number_rows(module, args, kwargs):
-            return args, {**kwargs, "image_rotary_emb": self.tables()}
-
-        for block in blocks:
-            block.register_forward_pre_hook(number_rows, with_kwargs=True)
-        apply_toma(model, **SETTINGS, scope=scope)
-        for block in blocks:
-            block.attn.register_forward_pre_hook(lambda m, a, k: seen.append(k["image_rotary_emb"]), with_kwargs=True)
-        with torch.no_grad():
-            model(**flux_inputs())
-        positions = state_of(model).current[kind].positions[0]
-        expected = torch.cat([torch.arange(self.TEXT), self.TEXT + positions]).float()
-        assert len(seen) == len(blocks)
-        for cosine, sine in seen:
-            assert torch.equal(cosine[:, 0], expected)
-            assert torch.equal(sine[:, 0], -expected)
-
-    @pytest.mark.parametrize("scope", ["module", "block", "stage"])
-    def test_text_tokens_are_untouched(self, scope):
-        """What attention gets as text is what the block's own norm made of it."""
-        model = flux_transformer()
-        block = model.transformer_blocks[0]
-        apply_toma(model, **SETTINGS, scope=scope)
-        inputs = flux_inputs()
-        text = inputs_of(block, lambda: model(**inputs))[0][1]["encoder_hidden_states"]
-        temb = inputs_of(block, lambda: model(**inputs))[0][1]["temb"]
-        seen = inputs_of(block.attn, lambda: model(**inputs))[0][1]["encoder_hidden_states"]
-        with torch.no_grad():
-            torch.testing.assert_close(seen, block.norm1_context(text, emb=temb)[0])
-
-    def test_text_comes_through_a_single_block_in_place(self):
-        model = flux_transformer()
-        block = model.single_transformer_blocks[0]
-
-        def number_tokens(module, args, output):
-            tokens, gate = output
-            index = torch.arange(tokens.shape[1], dtype=tokens.dtype)[None, :, None].expand_as(tokens)
-            return index.clone(), gate
-
-        block.norm.register_forward_hook(number_tokens)
-        apply_toma(model, **SETTINGS)
-        merged = inputs_of(block.proj_mlp, lambda: model(**flux_inputs()))[0][0][0]
-        assert merged.shape[1] == self.TEXT + self.IMAGE // 2
-        assert torch.equal(merged[0, : self.TEXT, 0], torch.arange(self.TEXT).float())
-        assert (merged[0, self.TEXT :, 0] >= self.TEXT).all()

@@ -1,29 +1,295 @@
-"""What goes wrong around merging: each is survived, done another way with a word, or refused in a sentence."""
+"""What goes wrong or changes around merging: offloading, copies, threads, hooks of others, precision, memory."""
 
+import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
+import accelerate
+import diffusers
 import pytest
 import torch
-from observe import attention_lengths, same_picture, state_of
-from tiny import FAMILIES, SCOPES, SETTINGS, STRIDED, sd15_unet, sdxl_unet
-from tiny_today import EVERY_FAMILY
+from merging import call, merged, remove, steady, steady_call
+from observe import attention_lengths, bookkeeping, our_hooks, same_picture, state_of
+from packaging.version import Version
+from pairs import named, pairwise
+from tiny import ALL, EVERY_FAMILY, FAMILIES, SCOPES, in_dtype, one, output_of, sd15_unet
 
-from toma_diffusion import Action, Grid, MergePlan, ToMAConfig, UsageError, apply_toma, remove_toma
-
-BY_NAME = {family.name: family for family in FAMILIES}
-families = pytest.mark.parametrize("family", EVERY_FAMILY, ids=lambda family: family.name)
+from toma_diffusion import UsageError
 
 
-def call(family, model) -> torch.Tensor:
-    with torch.no_grad():
-        return family.call(model)
+def lengths_of(family, model, **inputs) -> list[tuple[int, int]]:
+    return attention_lengths(lambda: call(family, model, **inputs))
+
+
+families_and_scopes = pytest.mark.parametrize(
+    ("family", "scope"), [(family, scope) for family in FAMILIES for scope in SCOPES], ids=named
+)
+
+
+class Offloads:
+    """Each takes the weights away between calls: to the meta device or to disk, for want of a GPU."""
+
+    @staticmethod
+    def sequential(model, path):
+        accelerate.cpu_offload(model, execution_device=torch.device("cpu"), offload_buffers=True)
+
+    @staticmethod
+    def whole_model(model, path):
+        accelerate.cpu_offload_with_hook(model, execution_device=torch.device("cpu"))
+
+    @staticmethod
+    def dispatched(model, path):
+        names = {name: "cpu" if index % 2 else "disk" for index, (name, _) in enumerate(model.named_children())}
+        names |= {name: "cpu" for name, _ in model.named_parameters(recurse=False)}
+        accelerate.dispatch_model(
+            model, names, main_device="cpu", offload_dir=path, offload_buffers=True, force_hooks=True
+        )
+
+    @staticmethod
+    def leaf_groups_on_disk(model, path):
+        _require_group_offload()
+        model.enable_group_offload(
+            onload_device=torch.device("cpu"), offload_type="leaf_level", offload_to_disk_path=str(path)
+        )
+
+    @staticmethod
+    def block_groups_on_disk(model, path):
+        _require_group_offload()
+        model.enable_group_offload(
+            onload_device=torch.device("cpu"),
+            offload_type="block_level",
+            num_blocks_per_group=1,
+            offload_to_disk_path=str(path),
+        )
+
+
+def _require_group_offload() -> None:
+    if Version(diffusers.__version__) < Version("0.41") and torch.accelerator.current_accelerator() is None:
+        pytest.skip("diffusers before 0.41 offloads groups only on a machine with an accelerator")
+
+
+OFFLOADS = [value.__func__ for value in vars(Offloads).values() if isinstance(value, staticmethod)]
+every_offload = pytest.mark.parametrize(
+    ("family", "scope", "offload"), pairwise(EVERY_FAMILY, SCOPES, OFFLOADS), ids=named
+)
+
+
+class TestOffloading:
+    @every_offload
+    def test_offloaded_after(self, family, scope, offload, tmp_path):
+        expected = steady_call(family, scope)
+        model = family.build()
+        steady(model, scope=scope)
+        offload(model, tmp_path)
+        for _ in range(2):
+            same_picture(call(family, model), expected)
+
+    @every_offload
+    def test_offloaded_before(self, family, scope, offload, tmp_path):
+        plain = call(family, family.build())
+        expected = steady_call(family, scope)
+        model = family.build()
+        offload(model, tmp_path)
+        steady(model, scope=scope)
+        for _ in range(2):
+            same_picture(call(family, model), expected)
+        remove(model)
+        same_picture(call(family, model), plain)
+
+    @pytest.mark.parametrize(
+        ("family", "scope", "storage"), pairwise(EVERY_FAMILY, SCOPES, (torch.float8_e4m3fn, torch.bfloat16)), ids=named
+    )
+    def test_layerwise_casting(self, family, scope, storage):
+        model = family.build()
+        merged(model, scope=scope)
+        lengths, ours = lengths_of(family, model), call(family, model)
+        model.enable_layerwise_casting(storage_dtype=storage, compute_dtype=torch.float32)
+        assert lengths_of(family, model) == lengths
+        cast = call(family, model)
+        assert cast.isfinite().all()
+        assert not torch.equal(cast, ours)
+
+
+@families_and_scopes
+class TestSaving:
+    def test_a_saved_model_is_plain(self, family, scope, tmp_path):
+        model = family.build()
+        plain, weights = call(family, model), {key: value.clone() for key, value in model.state_dict().items()}
+        steady(model, scope=scope)
+        ours = call(family, model)
+        model.save_pretrained(tmp_path)
+        loaded = type(model).from_pretrained(tmp_path)
+        assert not our_hooks(loaded)
+        assert loaded.state_dict().keys() == weights.keys()
+        assert all(torch.equal(value, weights[key]) for key, value in loaded.state_dict().items())
+        assert dict(loaded.config)["_class_name"] == type(model).__name__
+        same_picture(call(family, loaded), plain)
+        same_picture(call(family, model), ours)
+
+
+@pytest.mark.parametrize(("family", "scope"), pairwise(ALL, SCOPES), ids=named)
+def test_a_copy_merges_for_itself(family, scope):
+    model = family.build()
+    plain = call(family, model)
+    steady(model, scope=scope)
+    ours = call(family, model)
+    twin = copy.deepcopy(model)
+    hooks = [set(map(id, our_hooks(each))) for each in (model, twin)]
+    assert len(hooks[0]) == len(hooks[1])
+    assert not hooks[0] & hooks[1]
+    same_picture(call(family, twin), ours)
+    remove(twin)
+    same_picture(call(family, twin), plain)
+    same_picture(call(family, model), ours)
+    third = copy.deepcopy(model)
+    remove(model)
+    assert torch.equal(call(family, model), plain)
+    same_picture(call(family, third), ours)
+    remove(third)
+    same_picture(call(family, third), plain)
+    assert not our_hooks(copy.deepcopy(model))
+    same_picture(call(family, copy.deepcopy(model)), plain)
+
+
+@families_and_scopes
+class TestCopies:
+    def test_calling_a_copy_does_not_disturb_a_generation(self, family, scope):
+        def generate(model, between=lambda: None):
+            inputs = family.inputs()
+            name = "sample" if "sample" in inputs else "hidden_states"
+            with torch.no_grad():
+                for _ in range(4):  # plans are chosen in the first step and reweighed in the third
+                    between()
+                    inputs[name] = (
+                        inputs[name] - 0.5 * model(**inputs, return_dict=False)[0][:, : inputs[name].shape[1]]
+                    )
+            return inputs[name]
+
+        settings = {"select_every": 4, "reweigh_every": 2}
+        model = family.build()
+        steady(model, **settings, scope=scope)
+        alone = generate(model)
+        twin = copy.deepcopy(model)
+        same_picture(generate(model, lambda: call(family, twin, **family.inputs(seed=9))), alone)
+        same_picture(generate(twin, lambda: call(family, model, **family.inputs(seed=9))), alone)
+
+    def test_two_threads(self, family, scope):
+        def generate(seed):
+            torch.set_num_threads(1)
+            return [family.call(models[seed], seed=seed + index) for index in range(3)]
+
+        models = {seed: family.build() for seed in (10, 20)}
+        for model in models.values():
+            steady(model, scope=scope)
+        alone = [generate(seed) for seed in models]
+        with ThreadPoolExecutor(2) as pool:
+            together = list(pool.map(generate, models))
+        for ours, theirs in zip(alone, together, strict=True):
+            same_picture(torch.stack(ours), torch.stack(theirs))
+
+
+@families_and_scopes
+def test_hooks_of_others_survive(family, scope):
+    """On the model and on every module that we hook too, added before and after ours."""
+    fired = []
+
+    def add(model, label):
+        handles = []
+        for name, module in [("", model), *model.named_modules()]:
+            if name.split(".")[-1] in ("", "attn", "attn1", "attn2", "ff", "norm", "proj_out", "0"):
+                handles.append(module.register_forward_pre_hook(lambda *_: fired.append((label, "pre"))))
+                handles.append(module.register_forward_hook(lambda *_, **__: fired.append((label, "post"))))
+        return handles
+
+    model = family.build()
+    plain, bare = call(family, model), bookkeeping(model)
+    early = add(model, "early")
+    only_early = bookkeeping(model)
+    handle = steady(model, scope=scope)
+    late = add(model, "late")
+    same_picture(call(family, model), steady_call(family, scope))
+    assert len(fired) == 4 * fired.count(("early", "pre"))
+    handle.remove()
+    assert not our_hooks(model)
+    fired.clear()
+    assert torch.equal(call(family, model), plain)
+    assert set(fired) == {(label, when) for label in ("early", "late") for when in ("pre", "post")}
+    for each in late:
+        each.remove()
+    assert bookkeeping(model) == only_early
+    for each in early:
+        each.remove()
+    assert bookkeeping(model) == bare
+
+
+@pytest.mark.parametrize(
+    ("family", "scope", "dtype"), pairwise(FAMILIES, SCOPES, (torch.float16, torch.bfloat16)), ids=named
+)
+def test_another_dtype_after(family, scope, dtype):
+    model = family.build()
+    merged(model, scope=scope)
+    lengths, single = lengths_of(family, model), call(family, model)
+    model.to(dtype)
+    inputs = in_dtype(family.inputs(), dtype)
+    half = output_of(model, inputs)
+    assert half.dtype == dtype
+    assert half.isfinite().all()
+    assert attention_lengths(lambda: output_of(model, inputs)) == lengths
+    model.to(torch.float32)
+    assert call(family, model).dtype == torch.float32
+    torch.testing.assert_close(half.float().std(), single.std(), rtol=0.2, atol=0)
+
+
+@families_and_scopes
+class TestNumbers:
+    def test_gradients_reach_the_input(self, family, scope):
+        model = family.build()
+        merged(model, scope=scope, select_every=3, reweigh_every=2)
+        inputs = family.inputs()
+        name = "sample" if "sample" in inputs else "hidden_states"
+        for _ in range(3):  # selects, reuses, reweighs
+            inputs[name] = torch.randn_like(inputs[name]).requires_grad_()
+            model(**inputs, return_dict=False)[0].square().sum().backward()
+            gradient = inputs[name].grad
+            assert gradient.isfinite().all()
+            assert (gradient.flatten(1).abs().sum(dim=1) > 0).all()
+
+    def test_gradients_are_those_of_the_merged_model(self, family, scope):
+        """Against the difference quotient, with one choice of destinations for both."""
+        model = family.build().double()
+        merged(model, scope=scope, select_every=100, reweigh_every=100)
+        inputs = in_dtype(family.inputs(), torch.float64)
+        name = "sample" if "sample" in inputs else "hidden_states"
+
+        def loss(sample):
+            return model(**inputs | {name: sample}, return_dict=False)[0].square().sum()
+
+        sample = inputs[name].clone()
+        with torch.no_grad():
+            loss(sample)  # chooses; all that follow reuse
+        sample = sample.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(sample), sample)
+        direction = torch.randn_like(sample)
+        with torch.no_grad():
+            quotient = (loss(sample + 1e-4 * direction) - loss(sample - 1e-4 * direction)) / 2e-4
+        torch.testing.assert_close((gradient * direction).sum(), quotient, rtol=1e-2, atol=1e-3)  # norms are in float32
+
+    def test_inference_mode_and_no_grad_alternate(self, family, scope):
+        model = family.build()
+        steady(model, scope=scope)
+        results = []
+        for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode, torch.enable_grad):
+            with mode():
+                results.append(model(**family.inputs(), return_dict=False)[0].clone())
+        for result in results:
+            same_picture(result, results[0])
 
 
 class TestMemory:
     def test_a_failed_allocation_leaves_nothing_behind(self):
-        family = BY_NAME["sdxl"]
+        family = one("sdxl")
         model = family.build()
-        apply_toma(model, **SETTINGS)
+        merged(model)
         slot = state_of(model).slots[-1]
         make = slot.make
 
@@ -34,33 +300,16 @@ class TestMemory:
         slot.make = fail
         with pytest.raises(torch.OutOfMemoryError):
             call(family, model)
-        merged = [call(family, model) for _ in range(3)]
-        assert all(output.isfinite().all() for output in merged)
+        assert all(call(family, model).isfinite().all() for _ in range(3))
 
     def test_summary_counts_the_memory_of_plans(self):
-        family = BY_NAME["sdxl"]
+        family = one("sdxl")
         model = family.build()
-        handle = apply_toma(model, **SETTINGS)
-        assert handle.summary().plan_bytes == 0
+        handle = merged(model)
+        assert handle.summary().merge.num_bytes == 0
         call(family, model)
         plans = state_of(model).current.values()
-        assert handle.summary().plan_bytes == sum(buffer.nbytes for plan in plans for buffer in plan.buffers) > 0
-
-    def test_plans_of_captured_graphs_are_never_freed(self):
-        family = BY_NAME["sdxl"]
-        model = family.build()
-        apply_toma(model, **SETTINGS)
-        call(family, model)
-        state = state_of(model)
-        state._captured.update(state._plans)  # as a capture notes it; the real one is in tests/gpu
-        before = set(state._plans)
-        for _ in range(3):
-            model(torch.randn(1, 4, 24, 24), 10, torch.randn(1, 7, 64), added_cond_kwargs=added())
-        assert before < set(state._plans)
-
-
-def added() -> dict[str, torch.Tensor]:
-    return {"text_embeds": torch.randn(1, 32), "time_ids": torch.zeros(1, 6)}
+        assert handle.summary().merge.num_bytes == sum(buffer.nbytes for plan in plans for buffer in plan.buffers) > 0
 
 
 class TestSeveralDevices:
@@ -68,48 +317,34 @@ class TestSeveralDevices:
         model = sd15_unet()
         model.hf_device_map = {"down_blocks": 0, "up_blocks": 1}
         with pytest.raises(UsageError, match=r"lie on several devices \(0, 1\)"):
-            apply_toma(model)
+            merged(model)
 
     @pytest.mark.parametrize("placed", [{"": 0}, {"down_blocks": 0, "up_blocks": "cpu", "mid_block": "disk"}])
     def test_one_device_and_offloading_are_not(self, placed):
         model = sd15_unet()
         model.hf_device_map = placed
-        apply_toma(model)
-
-    def test_tokens_on_another_device_than_the_plan(self):
-        plan = MergePlan(Grid(8, 8), ToMAConfig(num_regions=4), batch_size=1)
-        with pytest.raises(ValueError, match="tokens are on meta, this plan is on cpu"):
-            plan.update(torch.randn(1, 64, 8, device="meta"), Action.SELECT)
-
-    def test_kernels_look_at_all_their_arguments(self):
-        pytest.importorskip("triton")
-        from toma_diffusion.ops import triton_merge
-        from toma_diffusion.ops.tiles import Tiling
-
-        tokens = torch.randn(1, 64, 8)
-        with pytest.raises(ValueError, match="tensors on cpu and on meta"):
-            triton_merge.merge(tokens, torch.rand(4, 8, 16, device="meta"), Tiling(8, 4, 4, 8, 8, 8))
+        merged(model)
 
 
 class TestGradients:
     @pytest.mark.parametrize("scope", ["block", "stage"])
     def test_checkpointing_is_refused_around_whole_blocks(self, scope):
-        family = BY_NAME["sd15"]
+        family = one("sd15")
         model = family.build().train().requires_grad_()
         model.enable_gradient_checkpointing()
-        apply_toma(model, **SETTINGS, scope=scope)
+        merged(model, scope=scope)
         with pytest.raises(RuntimeError, match=f"gradient checkpointing.*scope='{scope}'.*scope='module'"):
             model(**family.inputs())
         call(family, model)  # nothing is recomputed without gradients
 
     def test_checkpointing_around_modules(self):
-        family = BY_NAME["sd15"]
+        family = one("sd15")
         gradients = []
         for checkpointing in (False, True):
             model = family.build().train().requires_grad_()
             if checkpointing:
                 model.enable_gradient_checkpointing()
-            apply_toma(model, **SETTINGS, selection="strided")
+            steady(model)
             model(**family.inputs()).sample.square().mean().backward()
             gradients.append(model.conv_in.weight.grad)
         torch.testing.assert_close(*gradients)
@@ -119,9 +354,9 @@ class TestSkippedLayers:
     @pytest.mark.parametrize("skipped", [[0], [3], [1, 2]], ids=str)
     def test_sd3_in_stage_scope(self, skipped):
         """Skip-layer guidance leaves out blocks, the first or the last of a run too."""
-        family = BY_NAME["sd3"]
+        family = one("sd3")
         model = family.build()
-        handle = apply_toma(model, **SETTINGS, scope="stage")
+        handle = merged(model, scope="stage")
         inputs = family.inputs()
         with torch.no_grad():
             whole = model(**inputs).sample
@@ -132,137 +367,14 @@ class TestSkippedLayers:
         assert any("skip-layer guidance leaves out blocks" in note for note in handle.summary().notes)
 
 
-class TestPickling:
-    @families
-    @pytest.mark.parametrize("scope", SCOPES)
-    def test_a_merged_model(self, family, scope):
-        model = family.build()
-        apply_toma(model, **STRIDED, scope=scope)
-        before = call(family, model)
-        copied = pickle.loads(pickle.dumps(model))
-        same_picture(call(family, copied), before)
-        remove_toma(copied)
-        same_picture(call(family, copied), call(family, family.build()))
-
-    @pytest.mark.parametrize("method", ["tomesd", "tofu", "todo"])
-    def test_other_methods(self, method):
-        family = BY_NAME["sd15"]
-        model = family.build().double()  # where rounding turns no match
-        apply_toma(model, method, ratio=0.75, **({} if method == "todo" else {"random": False}))
-        before = call(family, model)
-        same_picture(call(family, pickle.loads(pickle.dumps(model))), before)
-
-
-class TestSummary:
-    def test_it_names_each_grid_on_which_nothing_is_removed(self):
-        """A region of 2 tokens cannot lose a quarter of them."""
-        model = sdxl_unet(
-            down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
-        )
-        handle = apply_toma(model, ratio=0.25, num_regions=64)
-        with torch.no_grad():
-            model(torch.randn(1, 4, 16, 16), 10, torch.randn(1, 7, 64), added_cond_kwargs=added())
-        small = [kind for kind in handle.summary().kinds if kind.tokens_before == kind.tokens_after]
-        assert len(small) == 1
-        (note,) = handle.summary().notes
-        assert note.startswith(f"nothing was merged on the 8×8 grid of {small[0].kind}: left whole")
-        assert "nothing was merged on the 8×8 grid" in str(handle.summary())
-
-    @pytest.mark.parametrize(
-        ("settings", "backend", "reason"),
-        [
-            ({"num_regions": 4}, "triton", None),
-            ({"num_regions": 1, "selection_tokens": 64}, "torch+triton", "one product over the whole grid"),
-            ({"num_regions": 4, "assign": "global"}, "torch+triton", "one product over the whole grid"),
-            ({"num_regions": 4, "backend": "torch"}, "torch", None),
-        ],
-        ids=str,
-    )
-    def test_it_names_the_backend_that_ran(self, settings, backend, reason):
-        """Kernels run on a CPU here, interpreted."""
-        pytest.importorskip("triton")
-        model = sd15_unet()
-        handle = apply_toma(model, **{"ratio": 0.5, "backend": "triton"} | settings)
-        with torch.no_grad():
-            model(torch.randn(1, 4, 8, 8), 10, torch.randn(1, 7, 32))
-        summary = handle.summary()
-        assert summary.backend == backend
-        if reason is None:
-            assert summary.fallbacks == ()
-        else:
-            assert any(reason in fallback for fallback in summary.fallbacks)
-            assert f"in plain torch: {summary.fallbacks[0]}" in " ".join(str(summary).split())
-
-    def test_gradients_keep_kernels_from_running(self):
-        pytest.importorskip("triton")
-        plan = MergePlan(Grid(8, 8), ToMAConfig(num_regions=4, backend="triton"), batch_size=1)
-        tokens = torch.randn(1, 64, 8, requires_grad=True)
-        plan.update(tokens, Action.SELECT)
-        assert plan.backends["merging"].name == "triton"
-        plan.merge(tokens).sum().backward()
-        assert plan.backends["merging"] == ("torch", "gradients were needed, and the kernels have no backward pass")
-
-    def test_under_autocast_the_kernels_take_tokens_of_another_precision(self):
-        """With bfloat16 in tests/gpu: Triton's interpreter cannot multiply it."""
-        pytest.importorskip("triton")
-        dtype = torch.float16
-        plans = [
-            MergePlan(Grid(8, 8), ToMAConfig(num_regions=4, selection="strided", backend=backend), batch_size=1)
-            for backend in ("triton", "torch")
-        ]
-        tokens = torch.randn(1, 64, 16)
-        for plan in plans:
-            plan.update(tokens, Action.SELECT)
-        kernels, plain = plans
-        torch.testing.assert_close(kernels.merge(tokens.to(dtype)), plain.merge(tokens.to(dtype)), atol=2e-2, rtol=2e-2)
-        merged = plain.merge(tokens.to(dtype))
-        restored = [plan.unmerge(merged, residual=tokens) for plan in plans]
-        assert restored[0].dtype == restored[1].dtype == torch.float32
-        torch.testing.assert_close(*restored, atol=2e-2, rtol=2e-2)
-
-
-class TestCompile:
-    """On a GPU it is tested in tests/gpu."""
-
-    def test_without_a_gpu_graphs_fall_back_with_a_warning(self):
-        model = sd15_unet()
-        handle = apply_toma(model, **SETTINGS)
-        with pytest.warns(UserWarning, match=r"CUDA graphs cannot be used here: they need a model on a CUDA device"):
-            assert handle.compile("graphs", backend="eager") == "blocks"
-        assert any(module._compiled_call_impl is not None for module in model.modules())
-        remove_toma(model)
-        assert all(module._compiled_call_impl is None for module in model.modules())
-
-    @pytest.mark.parametrize("mode", ["blocks", "whole"])
-    def test_compiled_is_as_merged(self, mode):
-        family = BY_NAME["sd15"]
-        model = family.build(**family.shallow)
-        plain = call(family, model)
-        handle = apply_toma(model, **STRIDED)
-        expected = call(family, model)
-        handle.reset()
-        assert handle.compile(mode, backend="eager") == mode
-        same_picture(call(family, model), expected)
-        handle.remove()
-        assert torch.equal(call(family, model), plain)
-
-    def test_whole_after_whole_takes_no_code_of_another_setting(self):
-        """Compiled as a whole it is not checked that modules without hooks have none; the hooks themselves are."""
-        family = BY_NAME["sdxl"]
-        model, other = family.build(**family.shallow), family.build(**family.shallow)
-        lengths = []
-        for settings in ({"skip_blocks": (0,)}, {"skip_blocks": (1,)}, {"ratio": 0.75}):
-            handle = apply_toma(model, **SETTINGS | {"scope": "block"} | settings)
-            expected = attention_lengths(lambda: call(family, model))
-            handle.compile("whole", backend="eager")
-            assert attention_lengths(lambda: call(family, model)) == expected
-            lengths.append(tuple(expected))
-            handle.remove()
-        assert len(set(lengths)) == 3
-        other.compile(backend="eager")
-        assert attention_lengths(lambda: call(family, other)) == attention_lengths(lambda: call(family, model))
-
-    def test_unknown_modes(self):
-        with pytest.raises(UsageError, match="mode='toma-stage' is not known: use one of 'blocks', 'whole', 'graphs'"):
-            apply_toma(sd15_unet()).compile("toma-stage")
+@pytest.mark.parametrize(("family", "scope"), pairwise(ALL, SCOPES), ids=named)
+def test_a_pickled_model_merges_for_itself(family, scope):
+    model = family.build()
+    plain = call(family, model)
+    steady(model, scope=scope)
+    ours = call(family, model)
+    copied = pickle.loads(pickle.dumps(model))
+    same_picture(call(family, copied), ours)
+    remove(copied)
+    same_picture(call(family, copied), plain)
+    same_picture(call(family, model), ours)

@@ -702,7 +702,6 @@ def mochi_inputs(batch: int = 2, height: int = 8, wide: int = 8, seed: int = 0, 
     return inputs | {"encoder_attention_mask": padded(batch)}
 
 
-
 def family(name: str, class_name: str, inputs: Callable[..., dict], **facts) -> Family:
     """A family whose class may be missing."""
     build_it = facts.pop("build", None) or build(class_name)

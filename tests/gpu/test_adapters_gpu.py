@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 from gpu_models import compile_model, no_waiting, on_gpu, steps
+from merging import merged, remove
 from pairs import named, pairwise
-from tiny import FAMILIES, SCOPES, SETTINGS
-
-from toma_diffusion import apply_toma, remove_toma
+from tiny import FAMILIES, SCOPES
 
 BY_NAME = {family.name: family for family in FAMILIES}
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -20,11 +19,11 @@ every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: fa
 def test_half_precision_runs_and_is_restored(family, scope, dtype):
     model, inputs = family.build().to("cuda", dtype), on_gpu(family.inputs(), dtype)
     before = steps(model, inputs, 1)[0]
-    apply_toma(model, **SETTINGS, scope=scope)
-    merged = steps(model, inputs, 1)[0]
-    assert merged.isfinite().all()
-    assert not torch.equal(merged, before)
-    remove_toma(model)
+    merged(model, scope=scope)
+    output = steps(model, inputs, 1)[0]
+    assert output.isfinite().all()
+    assert not torch.equal(output, before)
+    remove(model)
     assert torch.equal(steps(model, inputs, 1)[0], before)
 
 
@@ -33,7 +32,7 @@ def test_half_precision_runs_and_is_restored(family, scope, dtype):
 def test_nothing_waits_for_the_device_in_the_loop(family, scope):
     """After the first step, which may read position ids, CUDA itself raises at any synchronisation."""
     model, inputs = family.build().to("cuda", torch.float16), on_gpu(family.inputs(), torch.float16)
-    apply_toma(model, **SETTINGS, select_every=2, reweigh_every=1, scope=scope)
+    merged(model, select_every=2, reweigh_every=1, scope=scope)
     steps(model, inputs, 1)
     with no_waiting():
         steps(model, inputs, 5)
@@ -45,7 +44,7 @@ def test_nothing_waits_for_the_device_in_the_loop(family, scope):
     [
         ("sdxl", {"scope": "module"}),
         ("sdxl", {"scope": "module", "scale": math.inf, "assign": "global"}),
-        ("sdxl", {"scope": "module", "share": "plan"}),
+        ("sdxl", {"scope": "module", "share_plan": True}),
         ("sdxl", {"scope": "stage"}),
         ("flux", {"scope": "module"}),
         ("flux", {"scope": "stage"}),
@@ -62,7 +61,7 @@ def test_inductor_equals_eager(name, settings, how, monkeypatch):
     model, eager = family.build().to("cuda"), family.build().to("cuda")
     inputs = on_gpu(family.inputs(), torch.float32)
     for each in (model, eager):
-        apply_toma(each, **SETTINGS | {"skip_blocks": (0,)}, select_every=4, reweigh_every=2, **settings)
+        merged(each, **{"skip_blocks": (0,), "select_every": 4, "reweigh_every": 2} | settings)
     compile_model(model, how)
     compiled, plain = steps(model, inputs, 12), steps(eager, inputs, 12)
     for ours, theirs in zip(compiled, plain, strict=True):
@@ -76,7 +75,7 @@ def test_captured_by_hand(name, scope):
     """One graph for every action; replayed in the schedule's order they make the images of eager steps."""
     family = BY_NAME[name]
     model, inputs = family.build().to("cuda", torch.float16), on_gpu(family.inputs(), torch.float16)
-    handle = apply_toma(model, **SETTINGS, select_every=4, reweigh_every=2, scope=scope)
+    handle = merged(model, select_every=4, reweigh_every=2, scope=scope)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), torch.no_grad():
         expected = [model(**inputs, return_dict=False)[0].clone() for _ in range(4)]

@@ -3,14 +3,14 @@
 import pytest
 import torch
 from gpu_models import on_gpu
-from tiny import FAMILIES, SETTINGS
+from merging import remove, steady
+from tiny import FAMILIES
 from tiny_pipelines import PIPELINES, denoiser, embeds, run
 
-from toma_diffusion import Action, Grid, MergePlan, ToMAConfig, apply_toma, remove_toma
+from toma_diffusion import Merge
+from toma_diffusion.merge import Action, Grid, MergePlan
 
 BY_NAME = {family.name: family for family in FAMILIES}
-FIXED = SETTINGS | {"selection": "strided"}
-"""Choices that rounding cannot change."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def generate(pipe, **arguments) -> torch.Tensor:
 def test_graphs_in_a_pipeline(name, scope):
     """The same pictures as without graphs, also with another size and number of steps, also switched off."""
     pipe = PIPELINES[name]().to("cuda")
-    handle = apply_toma(pipe, ToMAConfig(**FIXED, scope=scope, select_every=4, reweigh_every=2, window=(0.3, 1.0)))
+    handle = steady(pipe, scope=scope, select_every=4, reweigh_every=2, window=(0.3, 1.0))
     cases = [{}, {"height": 192, "width": 128}, {"num_inference_steps": 4}, {}]
     expected = [generate(pipe, **case) for case in cases]
     assert handle.compile("graphs") == "graphs"
@@ -39,7 +39,7 @@ def test_graphs_in_a_pipeline(name, scope):
         torch.testing.assert_close(generate(pipe), expected[0], atol=2e-2, rtol=2e-2)
     handle.enabled = False
     switched_off = generate(pipe)
-    remove_toma(pipe)
+    remove(pipe)
     torch.testing.assert_close(switched_off, generate(pipe), atol=2e-2, rtol=2e-2)
 
 
@@ -47,7 +47,7 @@ def test_two_passes_a_step_keep_their_outputs():
     """Separate guidance: the first pass's result must outlive the second's replay."""
     family = BY_NAME["flux"]
     model, inputs = family.build().to("cuda"), on_gpu(family.inputs(), torch.float32)
-    handle = apply_toma(model, **FIXED, scope="stage")
+    handle = steady(model, scope="stage")
     other = inputs | {"encoder_hidden_states": inputs["encoder_hidden_states"].flip(0) * 2}
     with torch.no_grad():
         expected = [model(**each, return_dict=False)[0].clone() for each in (inputs, other)]
@@ -61,7 +61,7 @@ def test_two_passes_a_step_keep_their_outputs():
 def test_plans_of_a_captured_graph_stay():
     family = BY_NAME["flux"]
     model, inputs = family.build().to("cuda", torch.float16), on_gpu(family.inputs(), torch.float16)
-    handle = apply_toma(model, **FIXED, scope="stage")
+    handle = steady(model, scope="stage")
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.stream(stream), torch.no_grad():
         truth = model(**inputs, return_dict=False)[0].clone()
@@ -83,7 +83,7 @@ def test_plans_of_a_captured_graph_stay():
 def test_offloading_falls_back_with_a_warning():
     model = BY_NAME["sdxl"].build()
     model.enable_group_offload(onload_device=torch.device("cuda"), offload_type="leaf_level")
-    handle = apply_toma(model, **FIXED)
+    handle = steady(model)
     with pytest.warns(UserWarning, match="CUDA graphs cannot be used here: weights are offloaded"):
         assert handle.compile("graphs") == "blocks"
 
@@ -91,7 +91,7 @@ def test_offloading_falls_back_with_a_warning():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_kernels_take_tokens_of_another_precision(dtype):
     plans = [
-        MergePlan(Grid(16, 16), ToMAConfig(num_regions=16, backend=backend), batch_size=1, device="cuda")
+        MergePlan(Grid(16, 16), Merge(num_regions=16, backend=backend), batch_size=1, device="cuda")
         for backend in ("triton", "torch")
     ]
     tokens = torch.randn(1, 256, 64, device="cuda")
@@ -106,9 +106,9 @@ def test_kernels_take_tokens_of_another_precision(dtype):
 
 def test_autocast():
     pipe = PIPELINES["sdxl"]().to("cuda")
-    handle = apply_toma(pipe, ToMAConfig(**FIXED))
+    handle = steady(pipe)
     with torch.autocast("cuda", torch.bfloat16):
         picture = generate(pipe)
     assert picture.isfinite().all()
-    assert handle.summary().backend == "triton"
+    assert handle.summary().merge.backend == "triton"
     assert denoiser(pipe).dtype == torch.float32

@@ -5,15 +5,10 @@ import csv
 import pytest
 import torch
 from gpu_models import compile_model, no_waiting, on_gpu, steps
-from method_cases import first_families
-from tiny import FAMILIES
+from method_cases import applied, first_families
+from tiny import one
 from toma_lab.cli import app
 from typer.testing import CliRunner
-
-from toma_diffusion import apply_toma, remove_toma
-
-BY_NAME = {family.name: family for family in FAMILIES}
-SETTINGS = {"ratio": 0.75, "skip_blocks": ()}
 
 
 @first_families
@@ -21,19 +16,19 @@ SETTINGS = {"ratio": 0.75, "skip_blocks": ()}
 def test_half_precision_runs_and_is_restored(method, family, dtype):
     model, inputs = family.build().to("cuda", dtype), on_gpu(family.inputs(), dtype)
     before, state = steps(model, inputs, 1)[0], torch.cuda.get_rng_state()
-    apply_toma(model, method, **SETTINGS)
+    handle = applied(model, method, ratio=0.75)
     merged = steps(model, inputs, 1)[0]
     assert merged.isfinite().all()
     assert not torch.equal(merged, before)
     assert torch.equal(torch.cuda.get_rng_state(), state)
-    remove_toma(model)
+    handle.remove()
     assert torch.equal(steps(model, inputs, 1)[0], before)
 
 
 @first_families
 def test_nothing_waits_for_the_device_in_the_loop(method, family):
     model, inputs = family.build().to("cuda", torch.float16), on_gpu(family.inputs(), torch.float16)
-    apply_toma(model, method, **SETTINGS)
+    applied(model, method, ratio=0.75)
     steps(model, inputs, 1)
     with no_waiting():
         steps(model, inputs, 5)
@@ -45,11 +40,11 @@ def test_nothing_waits_for_the_device_in_the_loop(method, family):
 )
 def test_inductor_equals_eager(method, name, how):
     torch.compiler.reset()
-    family, seed = BY_NAME[name], {} if method == "todo" else {"seed": 1}
+    family = one(name)
     model, eager = family.build().to("cuda"), family.build().to("cuda")
     inputs = on_gpu(family.inputs(), torch.float32)
     for each in (model, eager):
-        apply_toma(each, method, **SETTINGS, **seed)
+        applied(each, method, ratio=0.75)
     compile_model(model, how)
     for ours, theirs in zip(steps(model, inputs, 4), steps(eager, inputs, 4), strict=True):
         assert (ours - theirs).abs().median() < 1e-3

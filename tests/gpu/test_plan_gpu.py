@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from toma_diffusion import Action, Grid, MergePlan, Schedule, ToMAConfig, ops
+from toma_diffusion import Merge, ops
+from toma_diffusion.merge import Action, Grid, MergePlan, Schedule
 from toma_diffusion.merge.config import ASSIGNMENTS
 
 GRID = Grid(64, 64)
@@ -15,7 +16,7 @@ every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def make(dtype: torch.dtype = torch.float16, joint: bool = False, **settings) -> MergePlan:
-    return MergePlan(GRID, ToMAConfig(**settings), batch_size=2, dtype=dtype, device="cuda", joint=joint)
+    return MergePlan(GRID, Merge(**settings), batch_size=2, dtype=dtype, device="cuda", joint=joint)
 
 
 def step(plan: MergePlan, tokens: torch.Tensor, action: Action) -> torch.Tensor:
@@ -65,7 +66,7 @@ def test_batch_chooses_as_well_as_single_samples():
     together.update(tokens, Action.SELECT)
     for index in range(2):
         sample = tokens[index : index + 1]
-        alone = MergePlan(GRID, ToMAConfig(), batch_size=1, device="cuda")
+        alone = MergePlan(GRID, Merge(), batch_size=1, device="cuda")
         alone.update(sample, Action.SELECT)
         similarity = ops.cosine_similarity(sample)
         reached = [

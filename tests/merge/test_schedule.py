@@ -1,42 +1,27 @@
 import pytest
 
-from toma_diffusion import Action, Schedule, ToMAConfig
+from toma_diffusion import Merge
+from toma_diffusion.merge import Action, Schedule
 
 
-def actions(schedule: Schedule, num_steps: int) -> list[Action | None]:
-    return [schedule.action(step, num_steps) for step in range(num_steps)]
-
-
-def count(schedule: Schedule, num_steps: int) -> tuple[int, int]:
-    """Selections, and weight computations (a selection is one too)."""
-    taken = actions(schedule, num_steps)
-    return taken.count(Action.SELECT), taken.count(Action.SELECT) + taken.count(Action.REWEIGH)
-
-
-def test_fifty_steps_of_the_paper():
-    assert count(Schedule(select_every=10, reweigh_every=5), 50) == (5, 10)
+def steps_of(action: Action, schedule: Schedule, num_steps: int) -> list[int]:
+    return [step for step in range(num_steps) if schedule.action(step, num_steps) is action]
 
 
 @pytest.mark.parametrize(
-    ("select_every", "reweigh_every", "num_steps", "expected"),
+    ("select_every", "reweigh_every", "num_steps", "selects", "reweighs"),
     [
-        (1, 1, 28, (28, 28)),
-        (10, 1, 50, (5, 50)),
-        (10, 4, 20, (2, 6)),  # counted from the last selection: 0, 4, 8, 10, 14, 18
-        (10, 99, 50, (5, 5)),  # a selection always reweighs
-        (99, 99, 50, (1, 1)),
-        (10, 5, 1, (1, 1)),
+        (10, 5, 50, [0, 10, 20, 30, 40], [5, 15, 25, 35, 45]),  # the paper
+        (1, 1, 3, [0, 1, 2], []),
+        (10, 4, 20, [0, 10], [4, 8, 14, 18]),  # counted from the last selection
+        (10, 99, 20, [0, 10], []),  # a selection always reweighs
+        (10, 5, 1, [0], []),
     ],
 )
-def test_counts(select_every, reweigh_every, num_steps, expected):
-    assert count(Schedule(select_every, reweigh_every), num_steps) == expected
-
-
-def test_new_generation_starts_afresh():
-    schedule = Schedule()
-    first = actions(schedule, 7)
-    assert first[0] is Action.SELECT
-    assert actions(schedule, 7) == first
+def test_steps_that_select_and_reweigh(select_every, reweigh_every, num_steps, selects, reweighs):
+    schedule = Schedule(select_every, reweigh_every)
+    assert steps_of(Action.SELECT, schedule, num_steps) == selects
+    assert steps_of(Action.REWEIGH, schedule, num_steps) == reweighs
 
 
 @pytest.mark.parametrize(
@@ -51,14 +36,16 @@ def test_new_generation_starts_afresh():
     ],
 )
 def test_window(window, num_steps, merged):
-    taken = actions(Schedule(window=window), num_steps)
-    assert [step for step, action in enumerate(taken) if action is not None] == list(merged)
+    schedule = Schedule(window=window)
+    assert [step for step in range(num_steps) if schedule.action(step, num_steps)] == list(merged)
+    assert schedule.merges(num_steps) == bool(merged)
+    assert steps_of(Action.SELECT, schedule, num_steps)[:1] == list(merged)[:1]  # the first inside it selects
 
 
-def test_first_step_inside_the_window_selects():
-    taken = actions(Schedule(select_every=10, reweigh_every=5, window=(0.26, 1.0)), 50)
-    assert taken[13] is Action.SELECT
-    assert [step for step, action in enumerate(taken) if action is Action.SELECT] == [13, 23, 33, 43]
+def test_steps_that_are_skipped_do_not_count():
+    schedule, computed = Schedule(select_every=2, reweigh_every=2), (0, 1, 4, 7, 9)
+    found = [schedule.action(step, 10, computed) for step in computed]
+    assert [action is Action.SELECT for action in found] == [True, False, True, False, True]
 
 
 def test_more_calls_than_steps_go_on_merging():
@@ -74,5 +61,5 @@ def test_unknown_number_of_steps():
 
 
 def test_from_config():
-    config = ToMAConfig(select_every=7, reweigh_every=3, window=(0.1, 0.9))
-    assert Schedule.from_config(config) == Schedule(7, 3, (0.1, 0.9))
+    assert Schedule.from_config(Merge(select_every=7, reweigh_every=3, window=(0.1, 0.9))) == Schedule(7, 3, (0.1, 0.9))
+    assert Schedule.from_config(Merge(select_every=7)) == Schedule(7, 7)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pairs import pairwise
 
-from toma_diffusion import Grid, Regions
+from toma_diffusion.merge import Grid, Regions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])

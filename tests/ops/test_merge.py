@@ -56,15 +56,6 @@ def test_transpose_is_a_mean(case):
     assert (spread.float() >= merged.float().amin(dim=1, keepdim=True) - slack).all()
 
 
-def test_weights_are_the_softmax_over_destinations_of_the_cosine():
-    tokens = torch.randn(1, 7, 5, dtype=torch.float64)
-    chosen = (4, 0, 6)
-    cosine = [[torch.cosine_similarity(tokens[0, d], tokens[0, i], dim=0) for i in range(7)] for d in chosen]
-    exponential = (13.0 * torch.tensor(cosine, dtype=torch.float64)).exp()
-    expected = exponential / exponential.sum(dim=0)
-    torch.testing.assert_close(merge_weights(tokens, torch.tensor([chosen]), 13.0)[0], expected)
-
-
 def test_in_the_hard_limit_merging_is_the_mean_of_a_cluster_and_unmerging_the_copy():
     label = torch.arange(6).repeat_interleave(4)[torch.randperm(24)]
     tokens = (torch.eye(16)[label] + 0.05 * torch.rand(24, 16))[None]  # around orthogonal centres

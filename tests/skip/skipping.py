@@ -1,24 +1,31 @@
-"""What tests of skipped steps share: models told their steps, and which steps really run."""
+"""What tests of skipped steps share: models whose steps are given, and which steps really run."""
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 import torch
-from observe import state_of
-from tiny import Family, output_of
-from tiny_today import EVERY_FAMILY
+from tiny import EVERY_FAMILY, Family, output_of
 from torch import Tensor, nn
 
-from toma_diffusion import Skip, ToMAConfig, ToMAHandle
+from toma_diffusion import Handle, Skip, speed_up
+from toma_diffusion.engine.install import find_root
 
 BY_NAME = {family.name: family for family in EVERY_FAMILY}
+FOLLOWED = (0, 0, 2, 2)
+"""Which step's output each of four steps returns, if the first and the third are computed."""
 
 
-def only_skip(*computed: int, **fields: Any) -> ToMAConfig:
+def skipping(pipe: Any, *computed: int) -> Handle:
     """These steps are computed, and nothing is merged."""
-    return ToMAConfig(ratio=0, skip=Skip(**{"computed": computed, **fields}))
+    return speed_up(pipe, skip=Skip(computed=computed))
+
+
+def counts(handle: Handle) -> tuple[int, int]:
+    """How many steps of the last generation were computed, and how many predicted."""
+    skip = handle.summary().skip
+    assert skip is not None
+    return skip.num_computed, skip.num_predicted
 
 
 def call(family: Family, model: nn.Module, seed: int = 0, **extra: Any) -> Tensor:
@@ -26,9 +33,9 @@ def call(family: Family, model: nn.Module, seed: int = 0, **extra: Any) -> Tenso
 
 
 def generate(
-    family: Family, model: nn.Module, handle: ToMAHandle, steps: int, seed: int = 0, **extra: Any
+    family: Family, model: nn.Module, handle: Handle, steps: int = 4, seed: int = 0, **extra: Any
 ) -> list[Tensor]:
-    """The outputs of so many steps, each with an input of its own, told to the handle. `extra` goes to the model."""
+    """The outputs of so many steps, each with an input of its own. `extra` goes to the model."""
     outputs = []
     handle.begin(steps)
     for step in range(steps):
@@ -37,10 +44,16 @@ def generate(
     return outputs
 
 
-def plain(family: Family, steps: int = 4, seed: int = 0, **extra: Any) -> list[Tensor]:
+def plain(family: Family, steps: int = 4, seed: int = 0) -> list[Tensor]:
     """The outputs of a model that is left alone."""
     model = family.build()
-    return [call(family, model, seed + step, **extra) for step in range(steps)]
+    return [call(family, model, seed + step) for step in range(steps)]
+
+
+def followed(family: Family, seed: int = 0) -> list[Tensor]:
+    """What four steps return if the first and the third are computed."""
+    whole = plain(family, seed=seed)
+    return [whole[step] for step in FOLLOWED]
 
 
 def equal(ours: list[Tensor], theirs: list[Tensor]) -> list[bool]:
@@ -65,11 +78,10 @@ class Runs:
         return self
 
     def _step(self) -> int:
-        last = state_of(self.model)._last_tick
-        assert last is not None
-        return last.step
+        root = find_root(self.model)
+        assert root is not None
+        assert root.session.tick is not None
+        return root.session.tick.step
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.hook.remove()

@@ -18,26 +18,23 @@ from diffusers import (
     FluxControlNetModel,
     FluxControlNetPipeline,
     MultiControlNetModel,
-    SD3ControlNetModel,
-    StableDiffusion3ControlNetPipeline,
     StableDiffusionControlNetPipeline,
-    UNet2DConditionModel,
 )
-from skipping import Runs, only_skip
+from skipping import Runs, skipping
 from tiny import seeded
-from tiny_pipelines import denoiser, flux_pipeline, quiet, sd3_pipeline, sd15_pipeline
+from tiny_pipelines import denoiser, flux_pipeline, quiet, sd15_pipeline
 from tiny_pipelines import run as run_pipeline
 from torch import Tensor, nn
 
-from toma_diffusion import apply_toma, remove_toma, toma_enabled
-from toma_diffusion.skip.controlnet import ControlCall
+from toma_diffusion.skip import controlnet
+from toma_diffusion.skip.front import CALL
 
+Make = Callable[[], tuple[DiffusionPipeline, dict[str, Any]]]
 PICTURE = {"image": torch.rand(1, 3, 128, 128), "height": 128, "width": 128}
 CONTROL = {"control_image": torch.rand(1, 3, 128, 128), "height": 128, "width": 128}
 
 
 def run(pipe: DiffusionPipeline, steps: int = 6, **arguments: Any) -> Tensor:
-    torch.manual_seed(0)  # SD3 encodes the picture with noise that it draws here
     return run_pipeline(pipe, num_inference_steps=steps, **arguments)
 
 
@@ -54,7 +51,7 @@ def lively(build: Callable[[], nn.Module]) -> nn.Module:
     return seeded(made)
 
 
-def sd15_net(unet: UNet2DConditionModel) -> nn.Module:
+def sd15_net(unet: nn.Module) -> nn.Module:
     return lively(lambda: ControlNetModel.from_unet(unet, conditioning_channels=3))
 
 
@@ -86,18 +83,6 @@ def flux() -> tuple[DiffusionPipeline, dict[str, Any]]:
     return quiet(FluxControlNetPipeline(**parts, controlnet=net)), CONTROL | {"true_cfg_scale": 2.0}
 
 
-def sd3() -> tuple[DiffusionPipeline, dict[str, Any]]:
-    parts = sd3_pipeline().components
-    transformer = parts["transformer"]
-    net = lively(
-        lambda: SD3ControlNetModel.from_transformer(transformer, num_layers=2, num_extra_conditioning_channels=0)
-    )
-    return quiet(StableDiffusion3ControlNetPipeline(**parts, controlnet=net)), CONTROL
-
-
-EVERY = pytest.mark.parametrize("make", [sd15, several, guessing, flux, sd3])
-
-
 class Nets:
     """How often the parts of a ControlNet run, in a `with` block."""
 
@@ -106,49 +91,39 @@ class Nets:
         self.runs = [0] * len(self.parts)
 
     def __enter__(self) -> Nets:
-        def count(index: int) -> Callable[..., None]:
-            def hook(*_: Any) -> None:
-                self.runs[index] += 1
-
-            return hook
-
-        self.hooks = [part.register_forward_pre_hook(count(index)) for index, part in enumerate(self.parts)]
+        self.hooks = [part.register_forward_pre_hook(self._count) for part in self.parts]
         return self
+
+    def _count(self, part: nn.Module, *_: Any) -> None:
+        self.runs[self.parts.index(part)] += 1
 
     def __exit__(self, *_: object) -> None:
         for hook in self.hooks:
             hook.remove()
 
 
-@EVERY
-def test_it_runs_in_computed_steps_alone(make: Callable[[], tuple[DiffusionPipeline, dict[str, Any]]]) -> None:
+@pytest.mark.parametrize("make", [sd15, several, guessing, flux])
+def test_it_runs_in_computed_steps_alone(make: Make) -> None:
+    """And pictures are as if it ran in every step."""
     pipe, arguments = make()
     before = [dict(vars(module)) for module in pipe.controlnet.modules()]
     whole = run(pipe, **arguments)
-    apply_toma(pipe, only_skip(0, 1, 3))
+    handle = skipping(pipe, 0, 1, 3)
     for _ in range(2):
         with Nets(pipe.controlnet) as nets, Runs(denoiser(pipe)) as runs:
             skipped = run(pipe, **arguments)
         assert nets.runs == [3] * len(nets.runs)
         assert runs.steps == [0, 1, 3]
     assert not torch.equal(skipped, whole)
-    with toma_enabled(pipe, False), Nets(pipe.controlnet) as nets:
+    handle.enabled = False
+    with Nets(pipe.controlnet) as nets:
         assert torch.equal(run(pipe, **arguments), whole)
     assert nets.runs == [6] * len(nets.runs)
-    remove_toma(pipe)
+    handle.remove()
     assert [vars(module) for module in pipe.controlnet.modules()] == before
-    assert torch.equal(run(pipe, **arguments), whole)
-
-
-@EVERY
-def test_pictures_are_as_if_it_ran_in_every_step(make: Callable[[], tuple[DiffusionPipeline, dict[str, Any]]]) -> None:
-    pipe, arguments = make()
-    apply_toma(pipe, only_skip(0, 1, 3))
-    found = run(pipe, **arguments)
-    front = vars(pipe.controlnet)["_compiled_call_impl"]
-    pipe.controlnet._compiled_call_impl = front.run
-    with patch.object(ControlCall, "put"), Nets(pipe.controlnet) as nets:
-        assert torch.equal(run(pipe, **arguments), found)
+    with patch.object(controlnet, "put_before", lambda *_: None), Nets(pipe.controlnet) as nets:
+        skipping(pipe, 0, 1, 3)
+        assert torch.equal(run(pipe, **arguments), skipped)
     assert nets.runs == [6] * len(nets.runs)
 
 
@@ -156,39 +131,39 @@ def test_one_that_comes_with_another_pipeline_is_found() -> None:
     """Of pipelines that share a denoiser, the one that runs counts. Its first output is new in every generation."""
     pipe, arguments = sd15()
     plain = quiet(AutoPipelineForText2Image.from_pipe(pipe, controlnet=None))
-    handle = apply_toma(plain, only_skip(0, 1, 3))
+    handle = skipping(plain, 0, 1, 3)
     with Nets(pipe.controlnet) as nets:
         run(pipe, **arguments)
     assert nets.runs == [3]
     run(plain)
     handle.remove()
-    assert "_compiled_call_impl" not in vars(pipe.controlnet)
+    assert CALL not in vars(pipe.controlnet)
 
 
 def test_another_one_takes_its_place() -> None:
     pipe, arguments = sd15()
-    apply_toma(pipe, only_skip(0, 1, 3))
+    handle = skipping(pipe, 0, 1, 3)
     run(pipe, **arguments)
     first, pipe.controlnet = pipe.controlnet, sd15_net(pipe.unet)
     with Nets(pipe.controlnet) as nets:
         run(pipe, **arguments)
     assert nets.runs == [3]
-    remove_toma(pipe)
+    handle.remove()
     for net in (first, pipe.controlnet):
-        assert "_compiled_call_impl" not in vars(net)
+        assert CALL not in vars(net)
 
 
 def test_one_that_two_pipelines_share() -> None:
     pipe, arguments = sd15()
     other, _ = sd15()
     other.controlnet = pipe.controlnet
-    apply_toma(pipe, only_skip(0, 1, 3))
-    apply_toma(other, only_skip(0, 2))
+    handle = skipping(pipe, 0, 1, 3)
+    skipping(other, 0, 2)
     for each, expected in ((pipe, 3), (other, 2), (pipe, 3)):
         with Nets(pipe.controlnet) as nets:
             run(each, **arguments)
         assert nets.runs == [expected]
-    remove_toma(pipe)
+    handle.remove()
     with Nets(pipe.controlnet) as nets:
         run(pipe, **arguments)
         run(other, **arguments)
@@ -197,22 +172,24 @@ def test_one_that_two_pipelines_share() -> None:
 
 def test_a_compiled_one_is_not_entered() -> None:
     pipe, arguments = sd15()
-    pipe.controlnet.compile(backend="eager")
-    apply_toma(pipe, only_skip(0, 1, 3))
     calls: list[int] = []
-    compiled = vars(pipe.controlnet)["_compiled_call_impl"]
-    inner, compiled.inner = compiled.inner, lambda *args, **kwargs: (calls.append(1), inner(*args, **kwargs))[1]
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return pipe.controlnet._call_impl(*args, **kwargs)
+
+    pipe.controlnet._compiled_call_impl = compiled  # as `pipe.controlnet.compile()` does
+    handle = skipping(pipe, 0, 1, 3)
     run(pipe, **arguments)
     assert len(calls) == 3
-    compiled.inner = inner
-    remove_toma(pipe)
-    assert vars(pipe.controlnet)["_compiled_call_impl"] is inner
+    handle.remove()
+    assert vars(pipe.controlnet)[CALL] is compiled
 
 
 def test_guidance_that_ends_half_way_runs_it_again() -> None:
     """The batch of the step halves, and the denoiser computes it."""
     pipe, arguments = sd15()
-    apply_toma(pipe, only_skip(0, 1))
+    skipping(pipe, 0, 1)
 
     def cut_off(pipe: Any, step: int, timestep: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if step == 4:
@@ -231,10 +208,9 @@ def test_guidance_that_ends_half_way_runs_it_again() -> None:
 
 def test_it_keeps_no_denoiser_alive_and_a_copy_is_its_own() -> None:
     pipe, arguments = sd15()
-    handle = apply_toma(pipe, only_skip(0, 1, 3))
+    handle = skipping(pipe, 0, 1, 3)
     run(pipe, **arguments)
-    twin = copy.deepcopy(pipe.controlnet)
-    assert "_compiled_call_impl" not in vars(twin)
+    assert CALL not in vars(copy.deepcopy(pipe.controlnet))
     net, unet = pipe.controlnet, weakref.ref(pipe.unet)
     del pipe, handle
     gc.collect()
@@ -244,11 +220,13 @@ def test_it_keeps_no_denoiser_alive_and_a_copy_is_its_own() -> None:
 
 def test_what_it_keeps_is_counted() -> None:
     pipe, arguments = sd15()
-    handle = apply_toma(pipe, only_skip(0, 1, 3))
-    outputs: list[Tensor] = []
+    handle = skipping(pipe, 0, 1, 3)
+    outputs: list[Any] = []
     pipe.controlnet.register_forward_hook(lambda module, args, output: outputs.append(output))
     run(pipe, **arguments)
     down, middle = outputs[-1]
     kept = sum(each.nbytes for each in (*down, middle))
     of_denoiser = 2 * 4 * 16 * 16 * 4  # both halves of guidance
-    assert handle.summary().memory_bytes == kept + 2 * of_denoiser  # the outputs of two computed steps
+    skip = handle.summary().skip
+    assert skip is not None
+    assert skip.num_bytes == kept + 2 * of_denoiser  # the outputs of two computed steps

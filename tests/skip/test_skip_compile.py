@@ -14,16 +14,12 @@ from observe import Graphs
 from pairs import named
 from peft import LoraConfig
 from peft.utils.hotswap import prepare_model_for_compiled_hotswap
-from skipping import BY_NAME, call, generate, only_skip
-from tiny import STRIDED, Family
-from tiny_pipelines import flux_pipeline, run
+from skipping import BY_NAME, FOLLOWED, call, counts, generate, skipping
 from torch import nn
 
-from toma_diffusion import Skip, ToMAHandle, apply_toma
+from toma_diffusion import Handle, Merge, Skip, speed_up
 
-FLUX, SD15 = BY_NAME["flux"], BY_NAME["sd15"]
-MERGED = STRIDED | {"select_every": 2, "reweigh_every": 2}
-"""Two kinds of merged steps, to compile less."""
+FLUX = BY_NAME["flux"]
 
 
 class Entered(Graphs):
@@ -65,117 +61,80 @@ def _fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def shallow(family: Family) -> nn.Module:
-    return family.build(**family.shallow)
+def shallow() -> Any:
+    return FLUX.build(num_layers=1, num_single_layers=0)
 
 
-def as_computed(family: Family, model: nn.Module, handle: ToMAHandle) -> None:
+def assert_as_computed(model: nn.Module, handle: Handle) -> None:
     """Steps 0 and 2 are those of a plain model, and each is followed by a skipped one."""
     for seed in (0, 9):
-        outputs = generate(family, model, handle, 4, seed)
-        whole = [call(family, shallow(family), seed + step) for step in (0, 0, 2, 2)]
+        outputs = generate(FLUX, model, handle, seed=seed)
+        whole = [call(FLUX, shallow(), seed + step) for step in FOLLOWED]
         torch.testing.assert_close(torch.stack(outputs), torch.stack(whole))
-        assert handle.summary().steps == (2, 2)
+        assert counts(handle) == (2, 2)
 
 
 @pytest.mark.parametrize(
-    ("family", "form", "skip_first"),
-    [
-        (FLUX, wrapped, True),
-        (FLUX, wrapped, False),
-        (FLUX, in_place, True),
-        (FLUX, in_place, False),
-        (FLUX, by_block, False),
-        (SD15, wrapped, True),
-        (SD15, by_block, True),
-    ],
+    ("form", "skip_first"),
+    [(wrapped, True), (wrapped, False), (in_place, True), (in_place, False), (by_block, False)],
     ids=named,
 )
-def test_whoever_compiles(family: Family, form: Form, skip_first: bool) -> None:
-    """As many graphs as without skipped steps, entered as often as steps are computed."""
-    alone, together = Entered(), Entered()
-    compiled = form(shallow(family), fullgraph=True, backend=alone)
-    for seed in range(4):
-        call(family, compiled, seed)
-    torch.compiler.reset()
-
-    model = shallow(family)
-    handle = apply_toma(model, only_skip(0, 2)) if skip_first else None
-    compiled = form(model, fullgraph=True, backend=together)
-    handle = handle or apply_toma(compiled, only_skip(0, 2))
-    as_computed(family, compiled, handle)  # two generations, of which each computes two steps
-    assert together.count == alone.count
-    assert together.runs == alone.runs
-
-    handle.remove()
+def test_whoever_compiles(form: Form, skip_first: bool) -> None:
+    """There is one graph, entered as often as steps are computed."""
+    entered, model = Entered(), shallow()
+    handle = skipping(model, 0, 2) if skip_first else None
+    compiled = form(model, fullgraph=True, backend=entered)
+    handle = handle or skipping(compiled, 0, 2)
+    assert_as_computed(compiled, handle)
+    assert (entered.count, entered.runs) == (1, 4)  # two generations, of which each computes two steps
     with torch.compiler.set_stance("fail_on_recompile"):
-        torch.testing.assert_close(call(family, compiled), call(family, shallow(family)))
-    assert together.runs == alone.runs + alone.runs // 4
+        for change in (lambda: setattr(handle, "enabled", False), handle.remove):
+            change()
+            torch.testing.assert_close(call(FLUX, compiled), call(FLUX, shallow()))
+    assert entered.runs == 4 + 2
 
 
 @pytest.mark.parametrize("mode", ["whole", "blocks"])
 def test_through_the_handle(mode: str) -> None:
     entered = Entered()
-    model = shallow(FLUX)
-    handle = apply_toma(model, only_skip(0, 2))
+    model = shallow()
+    handle = skipping(model, 0, 2)
     handle.compile(mode, backend=entered)
-    as_computed(FLUX, model, handle)
-    parts = 1 if mode == "whole" else len(model.transformer_blocks) + len(model.single_transformer_blocks)
-    assert entered.runs == 4 * parts
+    assert_as_computed(model, handle)
+    assert entered.runs == 4
     handle.remove()
     assert not any("_compiled_call_impl" in vars(module) for module in model.modules())
-    assert torch.equal(call(FLUX, model), call(FLUX, shallow(FLUX)))
-    assert entered.runs == 4 * parts
+    assert torch.equal(call(FLUX, model), call(FLUX, shallow()))
+    assert entered.runs == 4
 
 
 def test_merging_in_computed_steps_has_no_graph_more() -> None:
-    counts = []
-    for skip in (None, Skip(computed=(0, 1))):
-        graphs = Graphs()
-        model = torch.compile(shallow(FLUX), fullgraph=True, backend=graphs)
-        handle = apply_toma(model, **MERGED, skip=skip)
-        generate(FLUX, model, handle, 4)
-        with torch.compiler.set_stance("fail_on_recompile"):
-            generate(FLUX, model, handle, 4)
-        counts.append(graphs.count)
-    assert counts == [2, 2]
-
-
-def test_in_a_pipeline_with_two_passes() -> None:
-    """Switched off and on again, too."""
-    entered = Entered()
-    pipe, eager = flux_pipeline(), flux_pipeline()
-    pipe.transformer = torch.compile(pipe.transformer, fullgraph=True, backend=entered)
-    arguments = {"num_inference_steps": 4, "true_cfg_scale": 3.0}
-    handles = [apply_toma(each, only_skip(0, 2)) for each in (pipe, eager)]
-    assert torch.equal(run(pipe, **arguments), run(eager, **arguments))
-    assert (entered.count, entered.runs) == (1, 4)
+    """One for each of the two kinds of merged steps, as without skipped steps."""
+    graphs = Graphs()
+    model = torch.compile(shallow(), fullgraph=True, backend=graphs)
+    merge = Merge(num_regions=4, skip_blocks=(), select_every=2)
+    handle = speed_up(model, merge=merge, skip=Skip(computed=(0, 1)))
+    generate(FLUX, model, handle)
     with torch.compiler.set_stance("fail_on_recompile"):
-        for handle in handles:
-            handle.enabled = False
-        assert torch.equal(run(pipe, **arguments), run(eager, **arguments))
-        assert entered.runs == 4 + 8
-        handles[0].enabled = True
-        run(pipe, **arguments)
-    assert entered.runs == 4 + 8 + 4
+        generate(FLUX, model, handle)
+    assert graphs.count == 2
 
 
 @pytest.mark.parametrize("form", [wrapped, in_place])
 def test_a_copy_skips_for_itself(form: Form) -> None:
-    model = shallow(FLUX)
-    compiled = form(model, fullgraph=True, backend="eager")
-    handle = apply_toma(compiled, only_skip(0, 2))
-    generate(FLUX, compiled, handle, 4)
+    compiled = form(shallow(), fullgraph=True, backend="eager")
+    handle = skipping(compiled, 0, 2)
+    generate(FLUX, compiled, handle)
     twin = copy.deepcopy(compiled)
-    as_computed(FLUX, twin, ToMAHandle(getattr(twin, "_orig_mod", twin)))
-    as_computed(FLUX, compiled, handle)
+    assert_as_computed(twin, Handle.of(twin))
+    assert_as_computed(compiled, handle)
 
 
 def test_peft_sees_whether_a_model_is_compiled() -> None:
     """It refuses to make adapters exchangeable in a model that is."""
-    model = shallow(FLUX)
+    model = shallow()
     model.add_adapter(LoraConfig(r=2, target_modules=["to_q"]))
-    handle = apply_toma(model, only_skip(0, 2))
+    handle = skipping(model, 0, 2)
     prepare_model_for_compiled_hotswap(model, target_rank=4)
     model.compile(backend="eager")
     generate(FLUX, model, handle, 2)
@@ -189,10 +148,10 @@ def test_a_deleted_model_frees_its_memory(form: Form | None) -> None:
     gc.collect()
     gc.disable()
     try:
-        model = shallow(FLUX)
+        model = shallow()
         compiled = model if form is None else form(model, backend="eager")
-        handle = apply_toma(compiled, only_skip(0, 2))
-        generate(FLUX, compiled, handle, 4)
+        handle = skipping(compiled, 0, 2)
+        generate(FLUX, compiled, handle)
         reference = weakref.ref(model)
         del model, compiled, handle
         if form is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,16 +13,17 @@ import torch
 from observe import bookkeeping, our_hooks, same_picture, state_of
 from pairs import named
 from peft import LoraConfig
-from skipping import BY_NAME, call, equal, generate, only_skip, plain
-from tiny import STRIDED, Family
+from skipping import BY_NAME, FOLLOWED, call, counts, equal, followed, generate, plain, skipping
+from tiny import Family
 from torch import Tensor, nn
 
-from toma_diffusion import Skip, ToMAHandle, apply_toma, remove_toma, toma_enabled
+from toma_diffusion import Handle, Merge, Skip, speed_up
+from toma_diffusion.merge.base import Merging
+from toma_diffusion.others import METHODS
 
-SD15, FLUX, SD3 = BY_NAME["sd15"], BY_NAME["flux"], BY_NAME["sd3"]
+SD15, FLUX = BY_NAME["sd15"], BY_NAME["flux"]
 FAMILIES = pytest.mark.parametrize("family", [SD15, FLUX, BY_NAME["z-image"]], ids=named)
-FOLLOWED = (0, 0, 2, 2)
-"""Which step's output each of four steps returns, if the first and the third are computed."""
+SMALL_REGIONS = Merge(num_regions=4, skip_blocks=(), select_every=1)
 
 
 def add_lora(model: Any, name: str = "one", seed: int = 0) -> None:
@@ -51,38 +53,27 @@ def load_ip_adapter(unet: Any) -> None:
 
 
 @pytest.mark.parametrize("adapted_first", [True, False])
-class TestAdapters:
-    @pytest.mark.parametrize("family", [SD15, FLUX, SD3], ids=named)
-    def test_lora(self, family: Family, adapted_first: bool) -> None:
-        original, model = family.build(), family.build()
-        add_lora(original)
-        if adapted_first:
-            add_lora(model)
-        handle = apply_toma(model, only_skip(0, 2))
-        if not adapted_first:
-            add_lora(model)
-        whole = [call(family, original, step) for step in range(4)]
-        assert all(equal(generate(family, model, handle, 4), [whole[step] for step in FOLLOWED]))
-        remove_toma(model)
-        assert torch.equal(call(family, model), whole[0])
-        model.delete_adapters("one")
-        same_picture(call(family, model), plain(family, 1)[0])
-
-    @pytest.mark.parametrize("masked", [True, False])
-    def test_ip_adapter(self, adapted_first: bool, masked: bool) -> None:
-        original, model = SD15.build(), SD15.build()
-        load_ip_adapter(original)
-        if adapted_first:
-            load_ip_adapter(model)
-        handle = apply_toma(model, only_skip(0, 2))
-        if not adapted_first:
-            load_ip_adapter(model)
-        mask = torch.zeros(1, 1, 16, 16)
-        mask[..., :8] = 1
-        extra: dict[str, Any] = {"added_cond_kwargs": {"image_embeds": [torch.randn(2, 1, 16)]}}
-        extra |= {"cross_attention_kwargs": {"ip_adapter_masks": [mask]}} if masked else {}
-        whole = [call(SD15, original, step, **extra) for step in range(4)]
-        assert all(equal(generate(SD15, model, handle, 4, **extra), [whole[step] for step in FOLLOWED]))
+@pytest.mark.parametrize(
+    ("family", "adapt", "extra"),
+    [
+        (SD15, add_lora, {}),
+        (FLUX, add_lora, {}),
+        (SD15, load_ip_adapter, {"added_cond_kwargs": {"image_embeds": [torch.ones(2, 1, 16)]}}),
+    ],
+    ids=["lora-sd15", "lora-flux", "ip-adapter"],
+)
+def test_adapters(family: Family, adapt: Callable[..., None], extra: dict[str, Any], adapted_first: bool) -> None:
+    original, model = family.build(), family.build()
+    adapt(original)
+    if adapted_first:
+        adapt(model)
+    handle = skipping(model, 0, 2)
+    if not adapted_first:
+        adapt(model)
+    whole = [call(family, original, step, **extra) for step in range(4)]
+    assert all(equal(generate(family, model, handle, **extra), [whole[step] for step in FOLLOWED]))
+    handle.remove()
+    assert torch.equal(call(family, model, **extra), whole[0])
 
 
 def test_adapters_are_exchanged_half_way() -> None:
@@ -91,8 +82,7 @@ def test_adapters_are_exchanged_half_way() -> None:
     for each in (original, model):
         add_lora(each, "one")
         add_lora(each, "two", seed=1)
-        each.set_adapter("one")
-    handle = apply_toma(model, only_skip(0, 2))
+    handle = skipping(model, 0, 2)
     handle.begin(4)
     for step, source in enumerate(FOLLOWED):
         handle.step(step)
@@ -108,28 +98,26 @@ class TestCopies:
     )
     def test_they_skip_for_themselves(self, family: Family, copied: Callable[[nn.Module], nn.Module]) -> None:
         """In the middle of a generation, too: a copy begins its own, and holds no output."""
-        model, whole = family.build(), plain(family)
-        handle = apply_toma(model, only_skip(0, 2))
+        model = family.build()
+        handle = skipping(model, 0, 2)
         handle.begin(4)
         outputs = []
         for step in range(4):
             if step == 1:
                 twin = copied(model)
-                other = ToMAHandle(twin)
-                assert other.summary().memory_bytes == 0
-                same_picture(torch.stack(generate(family, twin, other, 4, 9)), torch.stack(skipped(family, 9)))
+                other = Handle.of(twin)
+                same_picture(torch.stack(generate(family, twin, other, seed=9)), torch.stack(followed(family, 9)))
             handle.step(step)
             outputs.append(call(family, model, step))
-        assert all(equal(outputs, [whole[step] for step in FOLLOWED]))
-        assert handle.summary().steps == other.summary().steps == (2, 2)
-        remove_toma(twin)
-        same_picture(call(family, twin), whole[0])
-        assert handle.summary().memory_bytes > 0
+        assert all(equal(outputs, followed(family)))
+        assert counts(handle) == counts(other) == (2, 2)
+        other.remove()
+        same_picture(call(family, twin), plain(family, 1)[0])
 
-    def test_a_saved_model_is_plain(self, family: Family, tmp_path: Any) -> None:
+    def test_a_saved_model_is_plain(self, family: Family, tmp_path: Path) -> None:
         model: Any = family.build()
         weights = {key: value.clone() for key, value in model.state_dict().items()}
-        generate(family, model, apply_toma(model, only_skip(0, 2)), 2)
+        generate(family, model, skipping(model, 0, 2), 2)
         model.save_pretrained(tmp_path)
         loaded = type(model).from_pretrained(tmp_path)
         assert not our_hooks(loaded)
@@ -137,66 +125,60 @@ class TestCopies:
         assert all(torch.equal(value, weights[key]) for key, value in loaded.state_dict().items())
 
 
-def skipped(family: Family, seed: int) -> list[Tensor]:
-    whole = plain(family, seed=seed)
-    return [whole[step] for step in FOLLOWED]
-
-
 @FAMILIES
 class TestOffAndOn:
     def test_removal_leaves_nothing(self, family: Family) -> None:
         model = family.build()
         before, own = bookkeeping(model), [set(vars(module)) for module in model.modules()]
-        handle = apply_toma(model, only_skip(0))
+        handle = skipping(model, 0)
         generate(family, model, handle, 3)
         handle.remove()
         assert bookkeeping(model) == before
         assert [set(vars(module)) for module in model.modules()] == own
         assert all(equal([call(family, model, step) for step in range(4)], plain(family)))
 
-    def test_switched_off_is_the_original(self, family: Family) -> None:
-        model = family.build()
-        handle = apply_toma(model, only_skip(0))
-        generate(family, model, handle, 2)
-        handle.enabled = False
-        assert all(equal(generate(family, model, handle, 4), plain(family)))
-        handle.enabled = True
-        assert equal(generate(family, model, handle, 3), plain(family, 3)) == [True, False, False]
-
-    def test_switched_on_half_way_computes_first(self, family: Family) -> None:
+    def test_switched_off_is_the_original_and_switched_on_computes_first(self, family: Family) -> None:
         """What is kept is from long ago."""
         model, whole = family.build(), plain(family)
-        handle = apply_toma(model, only_skip(0))
+        handle = skipping(model, 0)
         handle.begin(4)
         outputs = []
         for step in range(4):
             handle.step(step)
-            with toma_enabled(model, step != 1):
-                outputs.append(call(family, model, step))
+            handle.enabled = step != 1
+            outputs.append(call(family, model, step))
         assert all(equal(outputs, [whole[step] for step in (0, 1, 2, 2)]))
+        handle.enabled = False
+        assert all(equal(generate(family, model, handle), whole))
 
     def test_after_an_exception_the_next_generation_begins_anew(self, family: Family) -> None:
-        model, expected = family.build(), skipped(family, 0)
-        handle = apply_toma(model, only_skip(0, 2))
-        layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
-        for broken_step in (0, 2):
-            handle.begin(4)
-            for step in range(broken_step):
-                handle.step(step)
-                call(family, model, 5 + step)
-            handle.step(broken_step)
-            broken = layer.register_forward_pre_hook(lambda *_: 1 / 0)
+        model, expected = family.build(), followed(family)
+        handle = skipping(model, 0, 2)
+        for last in (0, 1):  # the first or the second run of the denoiser fails
+            runs = iter(range(9))
+            failing = model.register_forward_pre_hook(lambda *_, runs=runs, last=last: 1 / (last - next(runs)) and None)
             with pytest.raises(ZeroDivisionError):
-                call(family, model, 9)
-            broken.remove()
-            assert all(equal(generate(family, model, handle, 4), expected))
+                generate(family, model, handle, seed=9)
+            failing.remove()
+            assert all(equal(generate(family, model, handle), expected))
+
+
+def test_what_is_kept_is_counted_and_freed() -> None:
+    model = FLUX.build()
+    handle = skipping(model, 0, 2)
+    outputs = generate(FLUX, model, handle)
+    held = handle.summary().skip
+    assert held is not None
+    assert (held.num_bytes, held.computed) == (outputs[0].nbytes, (0, 2))  # the last output, without noise levels
+    handle.reset()
+    assert handle.summary() == skipping(FLUX.build(), 0, 2).summary()
 
 
 def test_a_skipped_step_has_no_gradient() -> None:
     """It says so; switched off, gradients are those of the original."""
     model, inputs = FLUX.build(), FLUX.inputs()
     inputs["hidden_states"].requires_grad_()
-    handle = apply_toma(model, only_skip(0))
+    handle = skipping(model, 0)
     handle.begin(2)
     handle.step(0)
     model(**inputs).sample.sum().backward()
@@ -211,38 +193,37 @@ def test_a_skipped_step_has_no_gradient() -> None:
 
 
 class TestWithMerging:
-    @pytest.mark.parametrize("family", [SD15, FLUX], ids=named)
-    @pytest.mark.parametrize("scope", ["module", "stage"])
-    def test_computed_steps_are_merged(self, family: Family, scope: str) -> None:
+    @pytest.mark.parametrize(
+        ("family", "merge"),
+        [
+            (SD15, SMALL_REGIONS),
+            (FLUX, Merge(num_regions=4, skip_blocks=(), scope="module", select_every=1)),
+            *((SD15, each(skip_blocks=())) for each in METHODS.values()),
+        ],
+        ids=["sd15", "flux", *METHODS],
+    )
+    def test_computed_steps_are_merged(self, family: Family, merge: Merging) -> None:
         """As they would be without skipped ones."""
-        settings = STRIDED | {"scope": scope, "select_every": 1, "reweigh_every": 1}
         merged, model = family.build(), family.build()
-        apply_toma(merged, **settings)
-        handle = apply_toma(model, **settings, skip=Skip(computed=(0, 2)))
+        speed_up(merged, merge=merge)
+        handle = speed_up(model, merge=merge, skip=Skip(computed=(0, 2)))
+        torch.manual_seed(0)  # some methods draw their destinations
         whole = [call(family, merged, step) for step in range(4)]
-        assert all(equal(generate(family, model, handle, 4), [whole[step] for step in FOLLOWED]))
-        summary = handle.summary()
-        assert summary.steps == (2, 2)
-        assert all(kind.tokens_after < kind.tokens_before for kind in summary.kinds)
-        remove_toma(model)
+        torch.manual_seed(0)
+        outputs = generate(family, model, handle)
+        assert torch.equal(outputs[0], whole[0])
+        assert not torch.equal(outputs[0], plain(family, 1)[0])
+        assert equal(outputs[1:], outputs[:-1]) == [True, False, True]
+        assert counts(handle) == (2, 2)
+        handle.remove()
         assert torch.equal(call(family, model), plain(family, 1)[0])
 
     def test_only_computed_steps_count_for_choices(self) -> None:
         """Destinations are selected in every second step that is computed: in steps 0 and 5 of these."""
         model = SD15.build()
-        handle = apply_toma(
-            model, **STRIDED | {"select_every": 2, "reweigh_every": 1, "skip": Skip(computed=(0, 2, 5))}
-        )
-        actions = []
+        merge = Merge(num_regions=4, skip_blocks=(), select_every=2, reweigh_every=1)
+        handle = speed_up(model, merge=merge, skip=Skip(computed=(0, 2, 5)))
+        actions: list[str] = []
         model.register_forward_hook(lambda *_: actions.append(state_of(model).action.value))
         generate(SD15, model, handle, 7)
         assert actions == ["select", "reweigh", "select"]
-
-    @pytest.mark.parametrize("method", ["tomesd", "tofu", "todo"])
-    def test_other_methods(self, method: str) -> None:
-        model, merged = SD15.build(), SD15.build()
-        apply_toma(merged, method)
-        handle = apply_toma(model, method, skip=Skip(computed=(0, 2)))
-        outputs = generate(SD15, model, handle, 4)
-        assert equal(outputs[1:], outputs[:-1]) == [True, False, True]
-        assert handle.summary().steps == (2, 2)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from skipping import BY_NAME, only_skip
-from tiny_video import chosen
+from skipping import BY_NAME, counts, skipping
+from tiny import chosen
 from torch import Tensor, nn
 
-from toma_diffusion import apply_toma
+from toma_diffusion import Skip, speed_up
 from toma_diffusion.skip.learned import Learned, LearnedSteps, Weights
 
 WEIGHTS = Weights(outputs=(0.7, -0.4), sample=0.3, last_sample=-0.2)
@@ -19,71 +19,61 @@ STEPS = LearnedSteps(computed=(0, 1), weights={2: (WEIGHTS,)})
 (LTX2,) = chosen("ltx2")
 
 
-def run(model: nn.Module, inputs: dict[str, Any], **more: Any) -> Any:
-    with torch.no_grad():
-        return model(**inputs, **more)
-
-
-def weighted(outputs: tuple[Tensor, Tensor], samples: tuple[Tensor, Tensor]) -> Tensor:
-    """From the last two outputs, the latest first, and the samples of this step and of the last computed one."""
-    return 0.7 * outputs[0] - 0.4 * outputs[1] + 0.3 * samples[0] - 0.2 * samples[1]
-
-
 def predicted(build: Callable[[], nn.Module], inputs: Callable[..., dict[str, Any]], **more: Any) -> list[Any]:
     """What three steps return, of which the last is skipped."""
     model = build()
-    name = type(model).__name__
-    learned = Learned(model_class=name, num_steps=3, scheduler="", guidance=None, steps=(STEPS,))
-    handle = apply_toma(model, only_skip(0, 1, learned=learned))
+    learned = Learned(model_class=type(model).__name__, num_steps=3, scheduler="", guidance=None, steps=(STEPS,))
+    handle = speed_up(model, skip=Skip(computed=(0, 1), learned=learned))
     handle.begin(3)
     outputs = []
     for step in range(3):
         handle.step(step)
-        outputs.append(run(model, inputs(seed=step), **more))
-    assert handle.summary().steps == (2, 1)
+        with torch.no_grad():
+            outputs.append(model(**inputs(seed=step), **more))
+    assert counts(handle) == (2, 1)
     return outputs
 
 
-def same(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+def assert_sum(outputs: list[Tensor], samples: list[Tensor]) -> None:
+    """The third output is the sum of the other two, the latest first, and of the samples of this step and the last."""
+    first, second, skipped = outputs
+    wanted = 0.7 * second - 0.4 * first + 0.3 * samples[2] - 0.2 * samples[1]
+    torch.testing.assert_close(skipped, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sdxl", "flux", "sd3"])
-def test_a_dataclass_and_a_tuple(name: str) -> None:
-    family = BY_NAME[name]
-    samples = [next(iter(family.inputs(seed=seed).values())) for seed in range(3)]
-    for more in ({}, {"return_dict": False}):
-        first, second, skipped = predicted(family.build, family.inputs, **more)
-        assert type(skipped) is type(first)
-        same(skipped[0], weighted((second[0], first[0]), (samples[2], samples[1])))
+def samples_of(inputs: Callable[..., dict[str, Any]], name: str) -> list[Any]:
+    return [inputs(seed=seed)[name] for seed in range(3)]
+
+
+@pytest.mark.parametrize("more", [{}, {"return_dict": False}], ids=["dataclass", "tuple"])
+def test_a_dataclass_and_a_tuple(more: dict[str, Any]) -> None:
+    family = BY_NAME["flux"]
+    outputs = predicted(family.build, family.inputs, **more)
+    assert type(outputs[2]) is type(outputs[0])
+    assert_sum([each[0] for each in outputs], samples_of(family.inputs, "hidden_states"))
 
 
 def test_a_list_of_samples() -> None:
     family = BY_NAME["z-image"]
     outputs = [each[0] for each in predicted(family.build, family.inputs, return_dict=False)]
-    samples = [family.inputs(seed=seed)["x"] for seed in range(3)]
-    assert len(outputs[2]) == len(samples[2]) == 2
+    samples = samples_of(family.inputs, "x")
+    assert len(outputs[2]) == 2
     for index in range(2):
-        first, second, skipped = (each[index] for each in outputs)
-        same(skipped, weighted((second, first), (samples[2][index], samples[1][index])))
+        assert_sum([each[index] for each in outputs], [each[index] for each in samples])
 
 
 def test_video_and_audio() -> None:
-    first, second, skipped = predicted(LTX2.build, LTX2.inputs)
-    assert type(skipped) is type(first)
-    inputs = [LTX2.inputs(seed=seed) for seed in range(3)]
+    outputs = predicted(LTX2.build, LTX2.inputs)
     for name, argument in (("sample", "hidden_states"), ("audio_sample", "audio_hidden_states")):
-        samples = (inputs[2][argument], inputs[1][argument])
-        same(skipped[name], weighted((second[name], first[name]), samples))
+        assert_sum([each[name] for each in outputs], samples_of(LTX2.inputs, argument))
 
 
 def test_a_learned_variance_stays_as_it_was() -> None:
     """PixArt returns four channels of noise and four of variance; the sample has four."""
     family = BY_NAME["pixart"]
-    first, second, skipped = (each.sample for each in predicted(family.build, family.inputs))
-    samples = [family.inputs(seed=seed)["hidden_states"] for seed in range(3)]
-    same(skipped[:, :4], weighted((second[:, :4], first[:, :4]), (samples[2], samples[1])))
-    assert torch.equal(skipped[:, 4:], second[:, 4:])
+    outputs = [each.sample for each in predicted(family.build, family.inputs)]
+    assert_sum([each[:, :4] for each in outputs], samples_of(family.inputs, "hidden_states"))
+    assert torch.equal(outputs[2][:, 4:], outputs[1][:, 4:])
 
 
 def test_channels_that_only_go_in() -> None:
@@ -94,10 +84,8 @@ def test_channels_that_only_go_in() -> None:
         found = family.inputs(seed=seed)
         return found | {"sample": torch.cat([found["sample"], torch.ones(2, 5, 16, 16)], dim=1)}
 
-    first, second, skipped = (each.sample for each in predicted(lambda: family.build(in_channels=9), inputs))
-    samples = [family.inputs(seed=seed)["sample"] for seed in range(3)]
-    assert skipped.shape == (2, 4, 16, 16)
-    same(skipped, weighted((second, first), (samples[2], samples[1])))
+    outputs = predicted(lambda: family.build(in_channels=9), inputs)
+    assert_sum([each.sample for each in outputs], samples_of(family.inputs, "sample"))
 
 
 def test_half_precision_is_summed_in_float32() -> None:
@@ -107,23 +95,34 @@ def test_half_precision_is_summed_in_float32() -> None:
         found = family.inputs(seed=seed)
         return {name: value if name.endswith("ids") else value.bfloat16() for name, value in found.items()}
 
-    first, second, skipped = (each.sample for each in predicted(lambda: family.build().bfloat16(), inputs))
-    samples = [inputs(seed=seed)["hidden_states"].float() for seed in range(3)]
-    exact = weighted((second.float(), first.float()), (samples[2], samples[1]))
-    assert skipped.dtype == torch.bfloat16
-    torch.testing.assert_close(skipped.float(), exact, rtol=2**-8, atol=1e-6)  # it is rounded once
+    outputs = [each.sample for each in predicted(lambda: family.build().bfloat16(), inputs)]
+    one, two, now, last = (each.float() for each in (*outputs[:2], *samples_of(inputs, "hidden_states")[:0:-1]))
+    exact = 0.7 * two - 0.4 * one + 0.3 * now - 0.2 * last
+    assert outputs[2].dtype == torch.bfloat16
+    torch.testing.assert_close(outputs[2].float(), exact, rtol=2**-8, atol=1e-6)  # it is rounded once
 
 
 def test_a_prediction_is_a_copy() -> None:
     """Pipelines scale outputs in place: what is kept must not change."""
     family = BY_NAME["flux"]
     model = family.build()
-    handle = apply_toma(model, only_skip(0))
+    handle = skipping(model, 0)
     handle.begin(3)
     outputs = []
     for step in range(3):
         handle.step(step)
-        outputs.append(run(model, family.inputs(seed=step)).sample)
-        outputs[-1].add_(1)
+        with torch.no_grad():
+            outputs.append(model(**family.inputs(seed=step)).sample.add_(1))
     assert torch.equal(outputs[1], outputs[0])
     assert torch.equal(outputs[2], outputs[0])
+
+
+def test_without_a_noisy_sample_it_says_so() -> None:
+    class Empty(nn.Module):
+        def forward(self, guidance: float) -> float:
+            return guidance
+
+    model = Empty()
+    skipping(model, 0)
+    with pytest.raises(ValueError, match="no noisy sample was found among the arguments of Empty"):
+        model(1.0)

@@ -110,7 +110,7 @@ class ReplacedPlan(MergePlan):
             self.positions.copy_(torch.arange(self.num_destinations, device=self.device))
             self.has_destinations = True
         else:
-            choice = _fixed_choice(config.selection, self.regions, self.destinations_per_region)
+            choice = fixed_choice(config.selection, self.regions, self.destinations_per_region)
             self.set_destinations(choice.to(self.device))
         if config.selection == "none":
             _fix(self.assignment)
@@ -190,7 +190,7 @@ class SliceAssignment(Assignment):
         return []
 
 
-def _fixed_choice(selection: str, regions: Regions, count: int) -> Tensor:
+def fixed_choice(selection: str, regions: Regions, count: int) -> Tensor:
     """[R, k]: strided, or at random."""
     if selection == "strided":
         return (torch.arange(count) * regions.size // count).expand(regions.count, -1)

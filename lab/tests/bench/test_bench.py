@@ -11,8 +11,8 @@ import pytest
 import torch
 from checkpoint import save_checkpoint
 from tiny_clips import clip_folder
+from toma_lab.bench.group import BASELINE, Group, with_bounds
 from toma_lab.bench.runner import Runner
-from toma_lab.bench.scenario import BASELINE, Scenario, comparisons_of
 from toma_lab.bench.timing import Timing
 from toma_lab.bench.turns import Turns
 from toma_lab.bench.zoo import MODELS, build
@@ -24,7 +24,7 @@ from toma_lab.parsing import Resolution
 from toma_lab.rows import COLUMNS, Rows
 from typer.testing import CliRunner
 
-from toma_diffusion.families import find_adapter
+from toma_diffusion.families import find_family
 from toma_diffusion.merge import Action, MergePlan
 
 CPU = torch.device("cpu")
@@ -118,7 +118,7 @@ class TestRows:
         assert {(row["model"], row["resolution"], row["mode"], row["compile"], row["steps"]) for row in rows} == {
             ("sd15-small", "128x128", "eager", "none", "3")
         }
-        assert json.loads(rows[-1]["settings"]) == {"reweigh_every": 1, "select_every": 2, "skip_blocks": [-1]}
+        assert json.loads(rows[-1]["settings"]) == {"select_every": 2, "skip_blocks": [-1]}
 
     def test_ratios_of_times_are_those_of_the_same_run(self, finished):
         baseline, bound, floor, toma, *_ = rows = read(finished[0])
@@ -168,20 +168,19 @@ class TestResuming:
 
     def test_rows_of_other_code_or_machines_do_not_count(self, copied):
         denoiser = build("sd15", small=True, device=CPU)
-        scenario = Scenario((Resolution(128, 128),), (2,), ("eager",), "block", 3, 2)
+        group = Group(denoiser.name, Resolution(128, 128), 2, "eager", "block", 3, "float32")
         specs = [ColumnSpec.parse(text) for text in METHODS.split(",")]
-        comparisons = comparisons_of(denoiser.model, specs, (0.5,), (), ("lower-bound", "floor"))
+        columns = with_bounds(denoiser.model, specs, (0.5,), (), ("lower-bound", "floor"))
         facts = gather_facts(CPU)
 
         def to_do(facts: Facts, make_parts=None, **changes):
-            changed = replace(scenario, **changes)
-            runner = Runner(changed, denoiser, comparisons, Rows(copied), facts, make_parts, None, Turns())
-            return runner.missing(runner.groups[0])
+            groups = [replace(group, **changes)]
+            return Runner(groups, denoiser, columns, 2, Rows(copied), facts, make_parts, None, Turns()).missing(*groups)
 
         assert to_do(facts) == []
         for field in asdict(facts):
             assert len(to_do(replace(facts, **{field: "another"}))) == 7
-        assert len(to_do(facts, steps=4)) == len(to_do(facts, batches=(1,))) == 7
+        assert len(to_do(facts, steps=4)) == len(to_do(facts, batch=1)) == 7
         without_pipeline = to_do(facts, lambda: None)  # those rows have no time of the pipeline
         assert len(without_pipeline) == 7
         assert without_pipeline[0] is BASELINE
@@ -261,20 +260,20 @@ class TestFailures:
         assert message in result.output
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.parametrize(("ratios", "is_said"), [([], False), (["--ratios", "0.25"], True)])
+    @pytest.mark.parametrize(("ratios", "is_said"), [([], False), (["--ratios", "0.25,0.75"], True)])
     def test_left_out_are_only_ratios_that_were_asked_for(self, ratios, is_said, tmp_path):
-        few = ["--model", "sd15", *QUICK, "--methods", "fast:computed=2", "--bounds", "none", *ratios]
+        few = ["--model", "sd15", *QUICK, "--methods", "todo", "--bounds", "none", *ratios]
         result = invoke(*few, "--output", tmp_path / "rows.csv")
         assert result.exit_code == 0, result.output
-        assert ("Left out" in result.output) is is_said
+        assert ("Left out: todo cannot have ratio 0.25" in result.output) is is_said
 
 
 @pytest.mark.parametrize("name", [name for name, model in MODELS.items() if hasattr(diffusers, model["class"])])
 def test_every_model_known_by_name_is_measured(name, tmp_path):
     """Merging, skipped steps, and both: of five steps some are skipped."""
     denoiser = build(name, small=True, device=CPU)
-    if find_adapter(denoiser.model) is None:
-        pytest.skip(f"there is no adapter for {type(denoiser.model).__name__}")
+    if find_family(denoiser.model) is None:
+        pytest.skip(f"there is no family for {type(denoiser.model).__name__}")
     width, height, frames = denoiser.default_size
     few = [
         "--device",

@@ -1,5 +1,6 @@
-"""benchmarks/reproduce.sh, with a short script in the place of python3: hours of a GPU would tell no more."""
+"""benchmarks/reproduce.sh, with a short script in the place of python3: hours of a GPU would show no more."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -9,11 +10,25 @@ from pathlib import Path
 
 import pytest
 from toma_lab.bench.inputs import FAMILIES
-from toma_lab.bench.published import MODELS
-from toma_lab.experiments.cells import MethodSpec
+from toma_lab.bench.zoo import MODELS
+from toma_lab.columns import ColumnSpec
 from toma_lab.parsing import Resolution, split_list
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "reproduce.sh"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+PARTS = [
+    "presets",
+    "skip",
+    "methods",
+    "bounds",
+    "flux",
+    "today",
+    "video",
+    "cache",
+    "few-steps",
+    "pipeline",
+    "eager",
+    "operators",
+]
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs bash")
 
@@ -25,74 +40,50 @@ def start(folder: Path, python: str, *parts: str) -> subprocess.Popen[str]:
     stand_in.write_text(f"#!/bin/sh\n{python}\n")
     stand_in.chmod(0o755)
     environment = os.environ | {"PATH": f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}"}
-    command = ["bash", str(SCRIPT), str(folder / "rows, größer"), *parts]
+    command = ["bash", str(BENCHMARKS / "reproduce.sh"), str(folder / "rows, größer"), *parts]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_all_parts_by_default(tmp_path):
-    process = start(tmp_path, "exit 0")
-    told, errors = process.communicate(timeout=60)
+def commands_of(folder: Path, *parts: str) -> dict[str, dict[str, str]]:
+    """The options of every `toma bench` that the script would run, by the name of its file."""
+    process = start(folder, 'echo "$@"', *parts)
+    output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
-    assert [line.partition(":")[0] for line in told.splitlines()] == [
-        "presets",
-        "skip",
-        "methods",
-        "bounds",
-        "flux",
-        "today",
-        "video",
-        "cache",
-        "few-steps",
-        "pipeline",
-        "eager",
-        "operators",
-    ]
-
-
-def test_one_model_of_today_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("MODELS", "qwen-image")
-    process = start(tmp_path, 'echo "$@"', "today")
-    process.communicate(timeout=60)
-    assert process.returncode == 0
-    logs = {path.name: path.read_text() for path in (tmp_path / "rows, größer").glob("*.log")}
-    assert set(logs) == {"today-qwen-image-1328.log", "today-qwen-image-2048.log"}
-    options = "--modes compiled --steps 4 --repeats 1 --bounds none --resolution 2048"
-    assert f"--model qwen-image {options} " in logs["today-qwen-image-2048.log"]
-
-
-def test_the_models_of_today_are_known_and_their_methods_are_possible(tmp_path):
-    process = start(tmp_path, 'echo "$@"', "today")
-    process.communicate(timeout=60)
-    for path in (tmp_path / "rows, größer").glob("*.log"):
+    assert [line.partition(":")[0] for line in output.splitlines()] == [*(parts or PARTS)]
+    found = {}
+    for path in (folder / "rows, größer").glob("*.log"):
         given = path.read_text().split()
-        options = dict(zip(given[given.index("--model") :: 2], given[given.index("--model") + 1 :: 2], strict=True))
-        published = MODELS[options["--model"]]
-        Resolution.parse(options["--resolution"], FAMILIES[published.class_name].multiple)
-        ratios = [MethodSpec.parse(text).possible([0.5, 0.75]) for text in split_list(options["--methods"])]
-        assert [len(each) for each in ratios] == [2]
+        if "--model" in given:
+            first = given.index("--model")
+            found[path.stem] = dict(zip(given[first::2], given[first + 1 :: 2], strict=True))
+    return found
 
 
-def test_the_models_of_clips_are_timed_one_after_the_other(tmp_path):
-    process = start(tmp_path, 'echo "$@"', "video")
-    process.communicate(timeout=60)
-    assert process.returncode == 0
-    logs = sorted((tmp_path / "rows, größer").glob("*.log"))
-    named = {path.name.removeprefix("video-").removesuffix(".log") for path in logs}
-    assert named == {name for name, published in MODELS.items() if published.clip}
-    for path in logs:
-        given = path.read_text().split()
-        options = dict(zip(given[given.index("--model") :: 2], given[given.index("--model") + 1 :: 2], strict=True))
-        assert "--resolution" not in options  # that of the model
-        specs = [MethodSpec.parse(text) for text in split_list(options["--methods"])]
-        assert [len(spec.possible([0.5, 0.75])) for spec in specs] == [2, 2]
-        assert specs[1].overrides == (("region_frames", 1),)
+def test_all_parts_time_models_that_are_known_by_methods_that_are_possible(tmp_path):
+    commands = commands_of(tmp_path)
+    for options in commands.values():
+        model = MODELS[options["--model"]]
+        if "--resolution" in options:
+            Resolution.parse(options["--resolution"], FAMILIES[model["class"]].multiple)
+        for text in split_list(options["--methods"]):
+            ColumnSpec.parse(text)
+    of_clips = {name for name in commands if name.startswith("video-")}
+    assert of_clips == {f"video-{name}" for name, model in MODELS.items() if len(model["size"]) == 3}
+    assert not any("--resolution" in commands[name] for name in of_clips)  # that of the model
 
 
-def test_one_model_of_clips_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("MODELS", "wan-480p")
-    process = start(tmp_path, 'echo "$@"', "video")
-    process.communicate(timeout=60)
-    assert [path.name for path in (tmp_path / "rows, größer").glob("*.log")] == ["video-wan-480p.log"]
+@pytest.mark.parametrize(
+    ("part", "model", "names"),
+    [
+        ("today", "qwen-image", {"today-qwen-image-1328", "today-qwen-image-2048"}),
+        ("video", "wan-480p", {"video-wan-480p"}),
+    ],
+)
+def test_one_model_alone(part, model, names, tmp_path, monkeypatch):
+    monkeypatch.setenv("MODELS", model)
+    commands = commands_of(tmp_path, part)
+    assert set(commands) == names
+    assert {options["--model"] for options in commands.values()} == {model}
 
 
 def test_what_fails_is_named(tmp_path):
@@ -104,10 +95,10 @@ def test_what_fails_is_named(tmp_path):
     assert all(line.endswith(".log: no GPU") for line in errors.splitlines())
 
 
-def test_unknown_parts_are_told_before_anything_runs(tmp_path):
+def test_unknown_parts_are_named_before_anything_runs(tmp_path):
     process = start(tmp_path, "exit 0", "few-steps", "bogus")
-    told, errors = process.communicate(timeout=60)
-    assert (process.returncode, told) == (2, "")
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (2, "")
     assert "unknown part 'bogus'" in errors
 
 
@@ -125,3 +116,12 @@ def test_interrupted_it_takes_its_benchmarks_along(tmp_path):
     while not ended.exists():
         assert time.monotonic() < give_up
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("name", ["bench_facility_location", "bench_weights", "bench_merge"])
+def test_operators_are_timed(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    operators = importlib.import_module("operators")
+    monkeypatch.setattr(operators, "REPEATS", 1)
+    for row in importlib.import_module(name).measure(operators.SHAPES[0]):
+        assert row["us"] > 0

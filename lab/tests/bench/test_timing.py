@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toma_lab.bench.measure import Measured, applied, compile_model, forget_compiled, measure, share_of_hits
-from toma_lab.bench.scenario import BASELINE, Group
+from toma_lab.bench.group import BASELINE, Group
+from toma_lab.bench.measure import Measured, applied, compiled, measure, share_of_hits
 from toma_lab.bench.timing import Timing, time_runs
 from toma_lab.bench.turns import Turns
 from toma_lab.bench.zoo import MODELS, build, build_empty
@@ -17,7 +17,7 @@ from toma_diffusion.api import compiled_blocks
 from toma_diffusion.merge import Action, MergePlan
 
 CPU = torch.device("cpu")
-GROUP = Group("small", Resolution(128, 128), 1, "eager", "none", 2, None, "float32")
+GROUP = Group("small", Resolution(128, 128), 1, "eager", "none", 2, "float32")
 
 
 def ready(name: str):
@@ -86,11 +86,10 @@ class TestCompiled:
         denoiser = ready(name)
         with generation_of(denoiser) as generation:
             eager = generation.run()
-            compile_model(generation, how, backend="aot_eager")
-            generation.run()
-            with torch.compiler.set_stance("fail_on_recompile"):
-                torch.testing.assert_close(generation.run(), eager, atol=1e-5, rtol=1e-4)
-            forget_compiled(denoiser.model, free=True)
+            with compiled(generation, how, backend="aot_eager"):
+                generation.run()
+                with torch.compiler.set_stance("fail_on_recompile"):
+                    torch.testing.assert_close(generation.run(), eager, atol=1e-5, rtol=1e-4)
             torch.testing.assert_close(generation.run(), eager, atol=1e-5, rtol=1e-4)
         assert all(module._compiled_call_impl is None for module in denoiser.model.modules())
 

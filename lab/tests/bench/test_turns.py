@@ -41,37 +41,33 @@ def test_they_prepare_side_by_side(path):
         second.prepare()  # as often as one likes
 
 
-def test_nobody_prepares_while_one_times(path):
-    prepared = threading.Event()
+@pytest.mark.parametrize("first_times", [True, False])
+def test_nobody_prepares_while_one_times_and_the_other_way_round(path, first_times):
+    done = threading.Event()
 
-    def prepare():
+    def work():
         with Turns(path) as second:
-            second.prepare()
-            prepared.set()
-
-    with Turns(path) as first, first.alone():
-        thread = started(prepare)
-        assert not prepared.wait(SOON)
-    thread.join(10)
-    assert prepared.is_set()
-
-
-def test_nobody_times_while_another_prepares(path):
-    timed = threading.Event()
-
-    def time():
-        with Turns(path) as second, second.alone():
-            timed.set()
+            if first_times:
+                second.prepare()
+                done.set()
+            else:
+                with second.alone():
+                    done.set()
 
     with Turns(path) as first:
         first.prepare()
-        thread = started(time)
-        assert not timed.wait(SOON)
+        if first_times:
+            with first.alone():
+                thread = started(work)
+                assert not done.wait(SOON)
+        else:
+            thread = started(work)
+            assert not done.wait(SOON)
     thread.join(10)
-    assert timed.is_set()
+    assert done.is_set()
 
 
-def test_two_that_wait_for_each_other_come_in_turn(path):
+def test_those_that_wait_for_each_other_come_in_turn(path):
     """Whoever waits to time prepares nothing meanwhile, so nobody waits for it."""
     at_once, most = [], []
 
@@ -150,32 +146,6 @@ time.sleep(60)
         other.send_signal(signal.SIGKILL)
     thread.join(10)
     assert timed.is_set()
-
-
-@pytest.mark.slow
-def test_processes_time_one_at_a_time(path, tmp_path):
-    code = """
-import os, sys, time
-from pathlib import Path
-from toma_lab.bench.turns import Turns
-path, mark = map(Path, sys.argv[1:])
-with Turns(path) as turns:
-    for _ in range(10):
-        turns.prepare()
-        time.sleep(0.001)
-        assert not mark.exists(), "prepares while another times"
-        with turns.alone():
-            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
-            time.sleep(0.001)
-            mark.unlink()
-"""
-    command = [sys.executable, "-c", code, str(path), str(tmp_path / "timing")]
-    processes = [subprocess.Popen(command) for _ in range(4)]
-    try:
-        assert [process.wait(60) for process in processes] == [0] * 4
-    finally:
-        for process in processes:
-            process.kill()
 
 
 def test_without_a_file_nobody_waits():

@@ -13,7 +13,7 @@ from toma_lab.bench.measure import attention_of
 from toma_lab.bench.zoo import MODELS, build, build_empty, fill, load
 
 from toma_diffusion import UsageError, apply_toma
-from toma_diffusion.families import find_adapter
+from toma_diffusion.families import find_family
 
 CPU = torch.device("cpu")
 HERE = [name for name, model in MODELS.items() if hasattr(diffusers, model["class"])]
@@ -48,12 +48,12 @@ def test_published_size(name):
 class TestSmall:
     def test_output_is_finite_and_tokens_are_merged(self, name):
         denoiser = small(name)
-        if find_adapter(denoiser.model) is None:
-            pytest.skip(f"there is no adapter for {type(denoiser.model).__name__}")
+        if find_family(denoiser.model) is None:
+            pytest.skip(f"there is no family for {type(denoiser.model).__name__}")
         inputs = denoiser.inputs(2, 192, 128)
         with torch.no_grad(), apply_toma(denoiser.model, "toma", ratio=0.5) as handle:
             output = as_one(denoiser.model(**inputs, return_dict=False)[0])
-            tokens = [(kind.tokens_before, kind.tokens_after) for kind in handle.summary().kinds]
+            tokens = [(kind.tokens_before, kind.tokens_after) for kind in handle.summary().merge.kinds]
         sample = as_one(inputs[denoiser.family.sample])
         if name == "qwen-image-21":  # which returns the text too
             output = output[:, -sample.shape[1] :]

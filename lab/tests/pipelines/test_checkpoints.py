@@ -8,7 +8,6 @@ import toma_diffusion_demo
 import torch
 from safetensors.torch import save_file
 from tiny_text import pipeline_folder
-from toma_lab.bench.zoo import load
 from toma_lab.pipelines.checkpoints import bundled_model, fingerprint, load_pipeline, public_name, steps_and_guidance
 from toma_lab.pipelines.generation import ImageRequest, generate_image
 
@@ -37,11 +36,6 @@ def test_loading_prints_nothing_and_restores_the_log_levels():
     assert before == after
 
 
-def test_a_precision_can_be_asked_for():
-    pipe = load_pipeline(str(pipeline_folder()), device="cpu", dtype="bfloat16")
-    assert {part.dtype for part in (pipe.unet, pipe.vae, pipe.text_encoder)} == {torch.bfloat16}
-
-
 def test_bundled_is_the_model_of_the_demo_package(monkeypatch):
     monkeypatch.setattr(toma_diffusion_demo, "model_folder", pipeline_folder)
     assert bundled_model() == pipeline_folder()
@@ -50,21 +44,14 @@ def test_bundled_is_the_model_of_the_demo_package(monkeypatch):
 
 def test_without_the_demo_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "toma_diffusion_demo", None)
-    for open_bundled in (load_pipeline, lambda model: load(model, device=torch.device("cpu"))):
-        with pytest.raises(UsageError, match=r"pip install 'toma-diffusion\[demo\]' .*pip install \./demo-model"):
-            open_bundled("bundled")
+    with pytest.raises(UsageError, match=r"pip install 'toma-diffusion-lab\[demo\]' .*pip install \./demo-model"):
+        load_pipeline("bundled")
 
 
 def test_a_demo_package_of_an_older_version_is_named(monkeypatch):
     monkeypatch.delattr("toma_diffusion_demo.loading.four_step_pipeline")
     with pytest.raises(UsageError, match=r"'bundled-4step' is not in the toma-diffusion-demo .* Install a newer one"):
         load_pipeline("bundled-4step", device="cpu")
-
-
-def test_the_models_that_are_there_are_offered():
-    for open_model in (load_pipeline, lambda model: load(model, device=torch.device("cpu"))):
-        with pytest.raises(UsageError, match=r"bundled, bundled-4step, bundled-flux, bundled-video, a folder"):
-            open_model("no such model")
 
 
 @pytest.mark.parametrize(
@@ -81,16 +68,29 @@ def test_what_is_given_comes_before_what_a_model_is_made_for(model, given, expec
     assert steps_and_guidance(model, *given, usual_steps=20) == expected
 
 
+def test_guidance_that_is_no_number_is_refused_before_a_model_is_loaded():
+    with pytest.raises(UsageError, match="guidance=nan is not allowed: it must be 0 or more"):
+        steps_and_guidance("bundled", 8, float("nan"), usual_steps=20)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
-    [("no such folder", "'no such folder' is not known"), (".", "could not be loaded as a diffusers pipeline")],
+    [
+        (
+            "no such folder",
+            "'no such folder' is not known: use one of bundled, bundled-4step, bundled-flux, bundled-video",
+        ),
+        (".", "could not be loaded as a diffusers pipeline"),
+    ],
 )
 def test_what_is_no_model_is_quoted(model, message):
     with pytest.raises(ValueError, match=message):
         load_pipeline(model, device="cpu")
 
 
-def test_dtype_is_checked():
+def test_precision():
+    pipe = load_pipeline(str(pipeline_folder()), device="cpu", dtype="bfloat16")
+    assert {part.dtype for part in (pipe.unet, pipe.vae, pipe.text_encoder)} == {torch.bfloat16}
     with pytest.raises(ValueError, match="'half' is not known: use one of float16"):
         load_pipeline(str(pipeline_folder()), dtype="half")
 
@@ -133,12 +133,6 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         load_pipeline(str(path), device="cpu")
     with pytest.raises(ValueError, match=r"cannot be read as a \.safetensors file"):
         load_pipeline(__file__, device="cpu")
-
-
-def test_bundled_can_be_timed(monkeypatch):
-    monkeypatch.setattr(toma_diffusion_demo, "model_folder", pipeline_folder)
-    denoiser = load("bundled", device=torch.device("cpu"))
-    assert (denoiser.name, denoiser.default_resolution) == ("bundled", 64)
 
 
 def test_a_fingerprint_tells_weights_apart():

@@ -1,5 +1,6 @@
 """Both pictures of a tiny pipeline, what is said about them, and the code that generates the second again."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -39,15 +40,15 @@ def difference(ours, theirs):
 
 
 def compare(comparer, choice=STAGE, request=REQUEST, *, again=False, maps=True):
-    told = []
+    reports = []
     found = comparer.compare(
-        MODEL, request, choice, lambda what, share: told.append((what, share)), again=again, maps=maps
+        MODEL, request, choice, lambda what, share: reports.append((what, share)), again=again, maps=maps
     )
-    return found, told
+    return found, reports
 
 
 def test_both_pictures_and_their_figures(comparer):
-    found, told = compare(comparer)
+    found, reports = compare(comparer)
     pipe = comparer.models.pipe(MODEL)
     assert difference(found.original.image, generate_image(pipe, REQUEST)) < 0.01
     assert difference(found.original.image, found.accelerated.image) > 0.1
@@ -59,26 +60,26 @@ def test_both_pictures_and_their_figures(comparer):
     assert int(found.maps[0].kept.sum()) == 48  # of 64
     assert "ToMA, ratio 0.25" in found.summary
     assert found.notes == ()
-    assert ("original", 1.0) in told
-    assert ("accelerated", 1.0) in told
+    assert ("original", 1.0) in reports
+    assert ("accelerated", 1.0) in reports
 
 
 def test_the_model_is_left_as_it_was(comparer):
     found, _ = compare(comparer)
-    again, told = compare(comparer, again=True, maps=False)
+    again, reports = compare(comparer, again=True, maps=False)
     assert difference(found.original.image, again.original.image) < 0.01
     assert again.is_original_new
     assert again.original.seconds != found.original.seconds
-    assert ("original", 1.0) in told
+    assert ("original", 1.0) in reports
 
 
 def test_an_equal_request_has_the_earlier_original_and_its_time(comparer):
     found, _ = compare(comparer)
-    later, told = compare(comparer, Choice.of("fast", 0.0, 3, 4))
+    later, reports = compare(comparer, Choice.of("fast", 0.0, 3, 4))
     assert later.original is found.original
     assert found.is_original_new
     assert not later.is_original_new
-    assert "original" not in {what for what, _ in told}
+    assert "original" not in {what for what, _ in reports}
     assert f"measured at {found.original.at}, not generated again" in html.result(later)
     assert "not generated again" not in html.result(found)
 
@@ -105,6 +106,13 @@ def test_a_step_is_computed_merged_or_skipped(comparer):
     assert found.maps == ()
     late = Choice.of("toma-late", 0.5, 10, 20)
     assert set(late.steps_of(20)) == {COMPUTED, MERGED, SKIPPED}
+
+
+def test_filters_of_warnings_stay_as_they_are(comparer):
+    """They are those of all threads, and pages are served by many."""
+    filters, seen = list(warnings.filters), []
+    comparer.compare(MODEL, REQUEST, STAGE, lambda *_: seen.append(list(warnings.filters)), again=True, maps=True)
+    assert all(each == filters for each in seen)
 
 
 def test_other_methods_have_no_map(comparer):

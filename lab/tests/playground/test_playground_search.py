@@ -35,27 +35,27 @@ def ignore(what, share):
 def finished(models, tmp_path_factory):
     """Stopped once, and started again."""
     searches = Searches(models, tmp_path_factory.mktemp("page") / "tune")
-    told = []
+    reports = []
 
     def stop_in_the_search(what, share):
-        told.append((what, share))
+        reports.append((what, share))
         if what.startswith("search, 2"):
             raise StoppedError("stopped")
 
     with pytest.raises(StoppedError):
         searches.run(WISH, stop_in_the_search)
     measured = {path: path.stat().st_mtime_ns for path in searches.folder.rglob("images/**/*.png")}
-    folder, outcome = searches.run(WISH, lambda what, share: told.append((what, share)))
-    return searches, folder, outcome, told, measured
+    folder, outcome = searches.run(WISH, lambda what, share: reports.append((what, share)))
+    return searches, folder, outcome, reports, measured
 
 
 def test_it_reports_how_far_it_is(finished):
-    *_, told, _ = finished
-    stages = [what.partition(",")[0] for what, _ in told]
+    *_, reports, _ = finished
+    stages = [what.partition(",")[0] for what, _ in reports]
     assert list(dict.fromkeys(stages))[:3] == ["loading the model", "map of sensitivity", "search"]
-    assert all(0 <= share <= 1 for _, share in told)
-    assert any("left" in what for what, _ in told)
-    assert told[-1][1] > 0.5
+    assert all(0 <= share <= 1 for _, share in reports)
+    assert any("left" in what for what, _ in reports)
+    assert reports[-1][1] > 0.5
 
 
 def test_it_writes_the_answer_below_its_folder(finished):

@@ -117,7 +117,7 @@ class TestHandlers:
         return page
 
     def test_compare(self, page, models):
-        compare = page._compare_with(Comparer(models))
+        compare = page.compare_with(Comparer(models))
         pictures, figures, gallery, summary = compare(
             MODEL, "a red apple", 0, 2, None, "toma-stage", 0.5, 1, False, True
         )
@@ -129,7 +129,7 @@ class TestHandlers:
     def test_a_mistake_becomes_a_message(self, page, models):
         import gradio
 
-        compare = page._compare_with(Comparer(models))
+        compare = page.compare_with(Comparer(models))
         with pytest.raises(gradio.Error, match="the prompt is empty"):
             compare(MODEL, "", 0, 2, None, "toma-stage", 0.5, 1, False, True)
         with pytest.raises(gradio.Error, match="&lt;b&gt;"), page.messages():
@@ -159,18 +159,18 @@ class TestHandlers:
         assert all(picture.width > 300 for picture, _ in frames)
 
     def test_words_and_code_follow_the_controls(self, page, models):
-        describe = page._describe_with(models)
+        describe = page.describe_with(models)
         words, code = describe(MODEL, "a red apple", 0, 20, None, "fast", 0.0, 6)
         assert words.startswith("6 of 20 steps are computed, spread by the noise levels")
         assert "speed_up(pipe, skip=Skip(computed=6))" in code
         assert describe(MODEL, "", 0, 20, None, "fast", 0.0, 6)[1] == "# the prompt is empty: describe the picture."
 
     def test_the_sliders_follow_method_and_steps(self, page):
-        ratio, slider = page._own_values("fast", 20)
+        ratio, slider = page.own_values("fast", 20)
         assert (ratio, slider.value, slider.maximum) == (0.0, 8, 20)
-        ratio, slider = page._own_values("toma-stage", 30)
+        ratio, slider = page.own_values("toma-stage", 30)
         assert (ratio, slider.value, slider.maximum) == (0.5, 30, 30)
-        assert "value" not in page._own_values("fast", 0)[1]
+        assert "value" not in page.own_values("fast", 0)[1]
 
     def test_all_that_runs_a_model_waits_in_one_queue(self, page, models, tmp_path):
         built = page.build_page(Comparer(models), Searches(models, tmp_path))

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from tiny_clips import FRAMES, SIZE, clip_pipeline
-from tiny_video_pipelines import PIPELINES, generate, pipeline
+from tiny_pipelines import VIDEO_PIPELINES as PIPELINES
+from tiny_pipelines import generate, pipeline
 from toma_lab.pipelines.clips import ClipRequest, latents_of
 from toma_lab.pipelines.generation import ImageRequest
 from toma_lab.tune.sensitivity import Prober, smooth_noise

@@ -1,237 +1,174 @@
-"""The nodes, described once, and made for ComfyUI's V3 interface or for its older one."""
+"""The nodes. Three make a model faster, each in its way; connected one after the other they work together."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
 
-from toma_diffusion.comfyui import _comfy
-from toma_diffusion.comfyui.session import Session
-from toma_diffusion.errors import UsageError
-from toma_diffusion.merge.config import PRESETS
+from toma_diffusion import presets
+from toma_diffusion.comfyui import upstream
+from toma_diffusion.comfyui.families import find_comfy_family
+from toma_diffusion.comfyui.sampling import Acceleration
+from toma_diffusion.merge.variants import VARIANTS, variant
+from toma_diffusion.presets import Chosen
+from toma_diffusion.skip.config import Skip
 
-logger = logging.getLogger(__name__)
+AS_IN_VARIANT = -1.0
+"""A number that stands for what the variant says."""
+FASTEST = "toma-stage"
 
-CATEGORY = "model_patches/ToMA"
-AS_IN_PRESET = -1.0
-"""A number that stands for what the preset says."""
-AS_IN_THE_PRESET, ALL_STEPS = "as in the preset", "all steps"
-COMPUTED: Mapping[str, dict[str, Any]] = MappingProxyType(
-    {
-        AS_IN_THE_PRESET: {},
-        ALL_STEPS: {"skip": None},
-        "60 % of the steps": {"skip": PRESETS["balanced"].skip},
-        "40 % of the steps": {"skip": PRESETS["fast"].skip},
-        "30 % of the steps": {"skip": PRESETS["faster"].skip},
+
+def fraction(default: float, least: float, most: float, tooltip: str) -> tuple[str, dict[str, Any]]:
+    """An input for a share of something."""
+    return "FLOAT", {"default": default, "min": least, "max": most, "step": 0.05, "tooltip": tooltip}
+
+
+def choice(names: Mapping[str, Any], default: str, tooltip: str) -> tuple[list[str], dict[str, Any]]:
+    """An input for one of several names, the default first."""
+    ordered = [default, *(name for name in names if name != default)]
+    return ordered, {"default": default, "tooltip": tooltip}
+
+
+MODEL = ("MODEL", {"tooltip": "The model. Connect LoRAs and other patches before or after this node."})
+
+
+class Node(ABC):
+    """A node of ComfyUI. ComfyUI shows its docstring as the description."""
+
+    ID: ClassVar[str]
+    NAME: ClassVar[str]
+    INPUTS: ClassVar[dict[str, Any]]
+    DESCRIPTION: ClassVar[str | None]
+    CATEGORY = "model_patches/ToMA"
+    RETURN_TYPES: tuple[str, ...] = ("MODEL",)
+    RETURN_NAMES: tuple[str, ...] = ("model",)
+    FUNCTION = "run"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802 - ComfyUI's name
+        return {"required": cls.INPUTS, "hidden": {"unique_id": "UNIQUE_ID"}}
+
+    def run(self, unique_id: str | None = None, **inputs: Any) -> dict[str, Any]:
+        """What ComfyUI calls."""
+        output, text = self.make(**inputs)
+        upstream.show(text, unique_id)
+        return {"ui": {"text": (text,)}, "result": (output,)}
+
+    @abstractmethod
+    def make(self, model: Any, *inputs: Any) -> tuple[Any, str]:
+        """The output, and a text that is shown on the node."""
+
+
+class SpeedUp(Node):
+    """Makes a model sample faster, by skipping steps or by merging tokens. Needs no training."""
+
+    ID, NAME, DESCRIPTION = "ToMASpeedUp", "ToMA: speed up model", __doc__
+    INPUTS: ClassVar = {
+        "model": MODEL,
+        "preset": choice(
+            presets.PRESETS,
+            presets.DEFAULT,
+            "balanced is closest to the original, and merges tokens if there are 4 steps or fewer. fast and faster "
+            "save more time and lose more detail.",
+        ),
     }
-)
-"""The choices for skipped steps, and what they set: as much as a preset does, also where there are few steps."""
+
+    def make(self, model: Any, preset: str) -> tuple[Any, str]:
+        return faster(model, preset=presets.named(preset))
 
 
-@dataclass(frozen=True)
-class Field:
-    """An input of a node."""
+class SkipSteps(Node):
+    """Runs the model in some of the steps only. In the others its output is predicted from earlier steps."""
 
-    name: str
-    kind: str
-    """As ComfyUI calls it: MODEL, LATENT, FLOAT, or COMBO."""
-    tooltip: str
-    options: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Default, smallest and largest value, step."""
+    ID, NAME, DESCRIPTION = "ToMASkipSteps", "ToMA: skip steps", __doc__
+    INPUTS: ClassVar = {
+        "model": MODEL,
+        "computed": fraction(
+            0.5, 0.05, 0.95, "The share of the steps in which the model runs. Lower is faster and loses more detail."
+        ),
+    }
 
-
-@dataclass(frozen=True)
-class Node:
-    """A node: its inputs, its output, and what it does."""
-
-    node_id: str
-    display_name: str
-    description: str
-    inputs: tuple[Field, ...]
-    output: str
-    """The type of its output."""
-    output_name: str
-    run: Callable[..., tuple[Any, str]]
-    """Returns the output, and a text that is shown on the node."""
-    is_output_node: bool = False
+    def make(self, model: Any, computed: float) -> tuple[Any, str]:
+        return faster(model, skip=Skip(computed=computed))
 
 
-def accelerate(model: Any, preset: str, ratio: float, start: float, end: float, computed: str) -> tuple[Any, str]:
-    """A clone of the model that samples faster. A model with which nothing can be done is returned as it is."""
-    session = Session(preset, overrides_of(preset, ratio, start, end, computed))
-    fitted = session.check(model)
-    if fitted.obstacle is not None:
-        logger.warning("ToMA: the model is passed on unchanged: %s", fitted.obstacle)
-        return model, f"unchanged: {fitted.obstacle}"
+class MergeTokens(Node):
+    """Merges similar tokens of the picture inside the model, in all steps or in some of them."""
+
+    ID, NAME, DESCRIPTION = "ToMAMergeTokens", "ToMA: merge tokens", __doc__
+    INPUTS: ClassVar = {
+        "model": MODEL,
+        "variant": choice(
+            VARIANTS,
+            FASTEST,
+            f"{FASTEST} is the fastest, toma-late the closest to the original; others are the paper's.",
+        ),
+        "ratio": fraction(
+            0.5, 0.05, 0.95, "The share of the tokens that is removed. Higher is faster and loses more detail."
+        ),
+        "start": fraction(
+            AS_IN_VARIANT,
+            AS_IN_VARIANT,
+            1.0,
+            "From which share of the steps on tokens are merged. Later keeps more detail. -1: as in the variant.",
+        ),
+        "end": fraction(
+            AS_IN_VARIANT,
+            AS_IN_VARIANT,
+            1.0,
+            "Up to which share of the steps tokens are merged. -1: as in the variant.",
+        ),
+    }
+
+    def make(self, model: Any, variant: str, ratio: float, start: float, end: float) -> tuple[Any, str]:
+        return faster(model, merge=merging(model, variant, ratio, start, end))
+
+
+class Report(Node):
+    """Says what was skipped and merged in the last sampling, and how much time that saved."""
+
+    ID, NAME, DESCRIPTION = "ToMAReport", "ToMA: report", __doc__
+    INPUTS: ClassVar = {
+        "model": ("MODEL", {"tooltip": "The MODEL that the sampler gets."}),
+        "samples": ("LATENT", {"tooltip": "The LATENT that the sampler returns: the report is made after it has run."}),
+    }
+    RETURN_TYPES = ("STRING",)
+    RETURN_NAMES = ("report",)
+    OUTPUT_NODE = True
+
+    def make(self, model: Any, samples: Any) -> tuple[str, str]:
+        acceleration = upstream.wrapper_of(model)
+        if acceleration is None:
+            text = f"This model is not accelerated: connect the MODEL that '{SpeedUp.NAME}' returns."
+        elif acceleration.last is None:
+            text = "This model has not sampled yet: connect the LATENT that its sampler returns."
+        else:
+            text = str(acceleration.last)
+        return text, text
+
+
+NODES: tuple[type[Node], ...] = (SpeedUp, SkipSteps, MergeTokens, Report)
+
+
+def faster(model: Any, **choices: Any) -> tuple[Any, str]:
+    """A clone of the model that samples faster, by these fields of `Chosen` and by what nodes before have chosen.
+
+    Raises `UsageError`, which ComfyUI shows on the node, if they do not fit the model.
+    """
+    before = upstream.wrapper_of(model)
+    acceleration = Acceleration(replace(Chosen() if before is None else before.chosen, **choices))
+    text = acceleration.check(model)
     clone = model.clone()
-    session.put(clone)
-    return clone, "\n".join([f"ToMA, preset {preset}", *fitted.notes])
+    acceleration.put(clone)
+    return clone, text
 
 
-def overrides_of(preset: str, ratio: float, start: float, end: float, computed: str) -> dict[str, Any]:
-    """The settings that differ from those of the preset."""
-    if preset not in PRESETS:
-        raise UsageError(f"preset={preset!r} is not known: use one of {', '.join(PRESETS)}.")
-    if computed not in COMPUTED:
-        raise UsageError(f"computed={computed!r} is not known: use one of {', '.join(COMPUTED)}.")
-    of_preset, changes = PRESETS[preset], dict(COMPUTED[computed])
-    if ratio >= 0:
-        changes["ratio"] = ratio
-    if start >= 0 or end >= 0:
-        if not changes.get("ratio", of_preset.ratio):
-            raise UsageError(
-                f"start={start:g} and end={end:g} say when tokens are merged, but no tokens are: set a ratio above 0, "
-                f"or leave both at {AS_IN_PRESET:g}."
-            )
-        changes["window"] = (
-            start if start >= 0 else of_preset.window[0],
-            end if end >= 0 else of_preset.window[1],
-        )
-    if changes.keys() & {"ratio", "window"} or computed == ALL_STEPS:
-        changes["max_steps"] = None  # who asks for merging gets it, whatever the number of steps
-    config = of_preset.changed(changes)
-    if not config.ratio and config.skip is None:
-        raise UsageError(
-            f"preset={preset!r} with ratio={config.ratio:g} and computed={computed!r} would do nothing: set a ratio "
-            "above 0, or choose how many steps are computed, or bypass the node."
-        )
-    return changes
-
-
-def report(model: Any, samples: Any) -> tuple[str, str]:
-    """What the last sampling with this clone did."""
-    session = _comfy.wrapper_of(model)
-    if session is None:
-        text = (
-            "This model is not accelerated: connect the MODEL that 'ToMA: accelerate model' returns. If it is "
-            "connected, that node says why it passed the model on."
-        )
-    elif session.last is None:
-        text = "This model has not sampled yet: connect the LATENT that its sampler returns."
-    elif isinstance(session.last, str):
-        text = f"Not accelerated: {session.last}"
-    else:
-        text = str(session.last)
-    return text, text
-
-
-def _fraction(name: str, tooltip: str, most: float = 1.0) -> Field:
-    settings = {"default": AS_IN_PRESET, "min": AS_IN_PRESET, "max": most, "step": 0.05}
-    return Field(name, "FLOAT", f"{tooltip} {AS_IN_PRESET:g}: as in the preset.", settings=settings)
-
-
-ACCELERATE = Node(
-    node_id="ToMAAccelerateModel",
-    display_name="ToMA: accelerate model",
-    description="Makes a model sample faster, by skipping steps, by merging tokens, or by both. No training needed.",
-    inputs=(
-        Field("model", "MODEL", "The model. Put LoRAs and other patches before or after this node."),
-        Field(
-            "preset",
-            "COMBO",
-            "balanced is closest to the original, fast and faster save more time; the others are for comparisons.",
-            options=("balanced", *(name for name in PRESETS if name != "balanced")),
-            settings={"default": "balanced"},
-        ),
-        _fraction("ratio", "Fraction of the tokens that is removed. Higher is faster and loses more detail.", 0.95),
-        _fraction("start", "From which fraction of the steps on tokens are merged. Later keeps more detail."),
-        _fraction("end", "Up to which fraction of the steps tokens are merged."),
-        Field(
-            "computed",
-            "COMBO",
-            "In how many steps the model runs. In the others its output is predicted. Fewer is faster and loses more "
-            "detail.",
-            options=tuple(COMPUTED),
-            settings={"default": AS_IN_THE_PRESET},
-        ),
-    ),
-    output="MODEL",
-    output_name="model",
-    run=accelerate,
-)
-REPORT = Node(
-    node_id="ToMAReport",
-    display_name="ToMA: report",
-    description="Says what was skipped and merged in the last sampling, and how much time that saved.",
-    inputs=(
-        Field("model", "MODEL", "The MODEL that 'ToMA: accelerate model' returns."),
-        Field("samples", "LATENT", "The LATENT that the sampler returns: the report is made after it has run."),
-    ),
-    output="STRING",
-    output_name="report",
-    run=report,
-    is_output_node=True,
-)
-NODES = (ACCELERATE, REPORT)
-
-
-def v1_class(node: Node) -> type:
-    """The node for ComfyUI's older interface."""
-
-    def input_types(cls: type) -> dict[str, Any]:
-        required = {each.name: _v1_input(each) for each in node.inputs}
-        return {"required": required, "hidden": {"unique_id": "UNIQUE_ID"}}
-
-    def run(self: Any, unique_id: str | None = None, **inputs: Any) -> dict[str, Any]:
-        result, text = node.run(**inputs)
-        _comfy.show(text, unique_id)
-        return {"ui": {"text": (text,)}, "result": (result,)}
-
-    return type(
-        node.node_id,
-        (),
-        {
-            "INPUT_TYPES": classmethod(input_types),
-            "RETURN_TYPES": (node.output,),
-            "RETURN_NAMES": (node.output_name,),
-            "FUNCTION": "run",
-            "CATEGORY": CATEGORY,
-            "DESCRIPTION": node.description,
-            "OUTPUT_NODE": node.is_output_node,
-            "run": run,
-        },
-    )
-
-
-def _v1_input(each: Field) -> tuple[Any, dict[str, Any]]:
-    kind = list(each.options) if each.kind == "COMBO" else each.kind
-    return kind, {"tooltip": each.tooltip, **each.settings}
-
-
-def v3_class(node: Node) -> type:
-    """The node for ComfyUI's V3 interface."""
-    from comfy_api.latest import io, ui
-
-    types = {"MODEL": io.Model, "LATENT": io.Latent, "FLOAT": io.Float, "COMBO": io.Combo, "STRING": io.String}
-
-    def define_schema(cls: type) -> Any:
-        return io.Schema(
-            node_id=node.node_id,
-            display_name=node.display_name,
-            category=CATEGORY,
-            description=node.description,
-            inputs=[
-                types[each.kind].Input(
-                    each.name,
-                    tooltip=each.tooltip,
-                    **({"options": list(each.options)} if each.options else {}),
-                    **each.settings,
-                )
-                for each in node.inputs
-            ],
-            outputs=[types[node.output].Output(display_name=node.output_name)],
-            hidden=[io.Hidden.unique_id],
-            is_output_node=node.is_output_node,
-        )
-
-    def execute(cls: Any, /, **inputs: Any) -> Any:
-        result, text = node.run(**inputs)
-        _comfy.show(text, cls.hidden.unique_id)
-        return io.NodeOutput(result, ui=ui.PreviewText(text))
-
-    members = {"define_schema": classmethod(define_schema), "execute": classmethod(execute)}
-    return type(node.node_id, (io.ComfyNode,), members)
+def merging(model: Any, name: str, ratio: float, start: float, end: float) -> Any:
+    """The settings of a variant, with another window if one is given."""
+    denoiser = upstream.denoiser_of(model)
+    is_transformer = find_comfy_family(denoiser).skip_blocks(denoiser) is not None
+    settings = variant(name, ratio, selects_every_step=is_transformer)
+    first, last = settings.window
+    return settings.changed({"window": (first if start < 0 else start, last if end < 0 else end)})

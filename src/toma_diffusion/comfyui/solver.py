@@ -42,29 +42,12 @@ SEVERAL = frozenset(
 )
 """Samplers that evaluate the model several times a step. Others that do are recognised when they do it."""
 ON_NOISE = frozenset(
-    {
-        "euler",
-        "euler_cfg_pp",
-        "lms",
-        "ipndm",
-        "ipndm_v",
-        "deis",
-        "gradient_estimation",
-        "gradient_estimation_cfg_pp",
-    }
+    {"euler", "euler_cfg_pp", "lms", "ipndm", "ipndm_v", "deis", "gradient_estimation", "gradient_estimation_cfg_pp"}
 )
 """Samplers that add no fresh noise, and work on the noise: it is the same over skipped steps, and so is the image."""
 ON_IMAGE = frozenset({"dpmpp_2m", "dpmpp_2m_cfg_pp", "res_multistep", "res_multistep_cfg_pp", "unipc", "unipc_bh2"})
 """Samplers of a higher order that add no fresh noise, and work on the denoised latent. Any other sampler may add noise:
 then the image alone is the same over skipped steps."""
-
-
-def sampler_name(sampler: Any) -> str:
-    """The name of a sampler of ComfyUI, as its nodes list it; of others that of its function or class."""
-    function = getattr(sampler, "sampler_function", None)
-    function = getattr(function, "func", function)  # of a partial function
-    name = str(getattr(function, "__name__", type(sampler).__name__))
-    return name.removeprefix("sample_").removesuffix("_function")
 
 
 def read_levels(model_sampling: Any, sigmas: Sequence[float], sampler: str) -> Levels | None:

@@ -22,6 +22,8 @@ CALL = "_compiled_call_impl"
 """What `nn.Module.__call__` calls in place of its own, if it is set. Never copied or pickled with a module."""
 SETTINGS = ("recompile_limit", "skip_nnmodule_hook_guards")
 """Of torch's compiler, which are changed as long as a model is made faster."""
+IF_EXPORT = "if this is an export: call handle.remove() first"
+"""What torch says when it meets our calls where everything must be one graph."""
 GRAPHS_PER_BLOCK_CLASS = 256
 """How many variants of one block's code torch.compile may make. A setting needs up to eight; variants of earlier
 settings stay in memory."""
@@ -79,13 +81,19 @@ def hold_compiler(holder: Any, keep_out: Callable[[], None]) -> None:
     # others, and one outside the window. Stable Diffusion 1.5 has four kinds; torch gives up at 8 graphs by default.
     config.recompile_limit = max(GRAPHS_PER_BLOCK_CLASS, config.recompile_limit)
     config.skip_nnmodule_hook_guards = False
-    _holders.add(holder)
+    if holder not in _holders:
+        _holders.add(holder)
+        weakref.finalize(holder, _put_settings_back).atexit = False
 
 
 def release_compiler(holder: Any) -> None:
     """Put the settings of torch's compiler back if nobody else holds it."""
     _holders.discard(holder)
-    if not _holders and _settings_before:
+    _put_settings_back()
+
+
+def _put_settings_back() -> None:
+    if _settings_before and next(iter(_holders), None) is None:  # its length would count one that is just being deleted
         import torch._dynamo
 
         for name, value in _settings_before.items():
@@ -107,6 +115,7 @@ def skip_frames(*functions: Callable[..., Any]) -> None:
 
     for function in functions:
         skip(function)
+        function._torchdynamo_disable_msg = IF_EXPORT  # type: ignore[attr-defined]
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from torch import nn
 from toma_diffusion.engine import upstream
 from toma_diffusion.engine.arguments import Arguments, Given, Keywords
 from toma_diffusion.engine.clock import DENOISERS
-from toma_diffusion.engine.compile import Compiled, hold_compiler, release_compiler
+from toma_diffusion.engine.compile import IF_EXPORT, Compiled, hold_compiler, release_compiler
 from toma_diffusion.engine.hooks import Hook, Placement, remove_hooks
 from toma_diffusion.engine.session import Session, Technique
 from toma_diffusion.errors import UsageError
@@ -122,7 +122,7 @@ def uninstall(model: nn.Module, root: RootHook) -> None:
 
 def _keep_root_out() -> None:
     RootHook.__call__ = torch.compiler.disable(  # type: ignore[method-assign]
-        RootHook.__call__, reason="if this is an export: call handle.remove() first"
+        RootHook.__call__, reason=IF_EXPORT
     )
 
 

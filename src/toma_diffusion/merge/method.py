@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from toma_diffusion.engine.hooks import Placement
 from toma_diffusion.merge.base import Merging
+from toma_diffusion.merge.block import Block
 from toma_diffusion.merge.state import BlockRecord, MergeState
-
-if TYPE_CHECKING:
-    from toma_diffusion.merge.block import Block
 
 ConfigT = TypeVar("ConfigT", bound=Merging)
 Placed = tuple[list[Placement], list[BlockRecord]]

@@ -23,7 +23,7 @@ def without_autocast(
     """
 
     @wraps(operator)
-    def run(tensor: Tensor, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def run(tensor: Tensor, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         device = tensor.device.type
         if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
             return operator(tensor, *args, **kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from toma_diffusion.errors import UsageError
 FORMAT = 1
 """Of the file."""
 LEARN_AGAIN = "learn again with handle.learn or `toma learn`"
+SAME_ANGLE = 0.02
+"""Noise levels that differ by less, in radians, are the same for weights that were learned."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,34 @@ class Learned:
                 f"many, or {LEARN_AGAIN}."
             )
         return found
+
+    def check(
+        self,
+        model_class: str,
+        num_steps: int | None,
+        scheduler: str,
+        guidance: float | None,
+        angles: Sequence[float],
+    ) -> None:
+        """Raise `UsageError` if it was learned for another model, or for another kind of generation.
+
+        What is not known of a generation (an empty name, None, no angles) is not compared.
+        """
+        found = {
+            "model": (self.model_class, model_class),
+            "number of steps": (self.num_steps, num_steps),
+            "scheduler": (self.scheduler, scheduler or self.scheduler),
+            "guidance scale": (self.guidance, self.guidance if guidance is None else guidance),
+        }
+        differs = [f"{what} {now!r}, not {wanted!r}" for what, (wanted, now) in found.items() if now != wanted]
+        pairs = list(zip(angles, self.angles, strict=False))
+        if not differs and any(abs(one - other) >= SAME_ANGLE for one, other in pairs):
+            differs = ["other noise levels, because of the size of the picture or a setting of the scheduler"]
+        if differs:
+            raise UsageError(
+                "the weights of skipped steps were learned for other generations: this one has "
+                f"{' and '.join(differs)}. Generate as they were learned, or {LEARN_AGAIN}."
+            )
 
     @classmethod
     def from_any(cls, given: Any) -> Learned:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from toma_diffusion.api import compiled_blocks
-from toma_diffusion.engine.compile import compile_denoiser, undo_compile
+from toma_diffusion.engine.compile import compile_denoiser
+from toma_lab.bench.group import Group
 from toma_lab.bench.pipelines import EndToEnd
-from toma_lab.bench.scenario import Group
 from toma_lab.bench.timing import (
     Generation,
     PeakMemory,
@@ -62,8 +62,8 @@ def measure(
         generation = undo.enter_context(applied(column, denoiser, group, moves=is_cached))
         hits = share_of_hits(generation) if is_cached else None
         if is_compiled:
-            undo.callback(forget_compiled, denoiser.model, free=group.mode != "graph" and not denoiser.is_large)
-            compile_model(generation, group.compile, fullgraph=not is_cached)
+            free = group.mode != "graph" and not denoiser.is_large
+            undo.enter_context(compiled(generation, group.compile, free=free, fullgraph=not is_cached))
         stage("compiling" if is_compiled else "warming up")
         few = 1 if generation.handle is None and not is_cached else None  # then all steps do the same
         output = generation.run(few)
@@ -75,7 +75,8 @@ def measure(
         synchronize(denoiser.device)  # what is queued would still run while another process times
         undo.enter_context(turns.alone())
         stage("timing")
-        peak, run = PeakMemory(denoiser.device), generation.run
+        peak = PeakMemory(denoiser.device)
+        run: Callable[[], object] = generation.run
         if group.mode == "graph":  # a replayed graph allocates nothing
             with peak:
                 generation.run(few)
@@ -129,20 +130,26 @@ def share_of_hits(generation: Generation) -> float:
     return skipped.share
 
 
-def compile_model(generation: Generation, how: str, *, fullgraph: bool = True, backend: str = "inductor") -> None:
-    """Compile at the next call: `block` by block, `whole`, or whole as CUDA `graphs`."""
-    mode, options = COMPILE_MODES[how], {"fullgraph": fullgraph, "backend": backend}
+@contextmanager
+def compiled(generation: Generation, how: str, *, free: bool = True, **options: Any) -> Iterator[None]:
+    """Compile at the next call, for the duration of a `with` block: `block` by block, `whole`, or as CUDA `graphs`.
+
+    Args:
+        free: forget afterwards what was compiled. This costs the next column its own, where both share blocks; to keep
+            it costs every compiled call a look through more variants, which matters unless CUDA graphs are replayed or
+            the GPU is far behind the CPU.
+        options: of `torch.compile`.
+    """
+    model, mode = generation.model, COMPILE_MODES[how]
     if generation.handle is not None:
-        generation.handle.compile(mode, **options)
+        generation.handle.compile(mode, **options)  # undone with the handle
+        yield
     else:
-        compile_denoiser(generation.model, mode, compiled_blocks(generation.model), **options)
-
-
-def forget_compiled(model: nn.Module, *, free: bool) -> None:
-    """Undo `compile_model`. To `free` what was compiled costs the next column its own, where both share blocks; to keep
-    it costs every compiled call a look through more variants, which matters unless CUDA graphs are replayed or the GPU
-    is far behind the CPU."""
-    undo_compile(model)
+        compilation = compile_denoiser(model, mode, compiled_blocks(model), **options)
+        try:
+            yield
+        finally:
+            compilation.undo(model)
     if free:
         torch.compiler.reset()
 
@@ -169,4 +176,4 @@ def _findings(generation: Generation, output: Tensor) -> tuple[str, tuple[str, .
         return "", warnings
     summary = generation.handle.summary()
     empty = tuple(note for note in summary.notes if note.startswith("nothing was merged:"))
-    return summary.backend or "", warnings + empty
+    return (summary.merge and summary.merge.backend) or "", warnings + empty

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from toma_diffusion.errors import UsageError
-from toma_lab.bench.scenario import Group
+from toma_lab.bench.group import Group
 from toma_lab.bench.zoo import MODELS, Denoiser, build_empty, empty, fill
 
 
@@ -119,4 +119,4 @@ def images_of(denoiser: Denoiser, batch: int) -> int:
 
 def _sized(part: Mapping[str, Any], small: bool) -> dict[str, Any]:
     """The configuration of a part."""
-    return part["config"] | (part["small"] if small else {})
+    return {**part["config"], **(part["small"] if small else {})}

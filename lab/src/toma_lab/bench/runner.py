@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from toma_diffusion.engine.compile import hold_compiler
+from toma_lab.bench.group import BASELINE, BOUNDS, Bounds, Group
 from toma_lab.bench.measure import Measured, attention_of, measure
 from toma_lab.bench.pipelines import EndToEnd
-from toma_lab.bench.scenario import BASELINE, Comparison, Group, Scenario
 from toma_lab.bench.turns import Turns
 from toma_lab.bench.zoo import Denoiser
 from toma_lab.columns import Column, parse_shortcut
@@ -31,9 +32,11 @@ TOLERATED_DRIFT = 0.1
 class Runner:
     """Measures what the rows do not hold yet."""
 
-    scenario: Scenario
+    groups: list[Group]
     denoiser: Denoiser
-    comparisons: list[Comparison]
+    columns: Mapping[Column, Bounds]
+    """All but the baseline."""
+    repeats: int
     rows: Rows
     facts: Facts
     make_end_to_end: Callable[[], EndToEnd] | None
@@ -41,14 +44,13 @@ class Runner:
     progress: Progress
     turns: Turns
     failures: int = 0
-
-    def __post_init__(self) -> None:
-        self.groups = self.scenario.groups(self.denoiser.name, str(self.denoiser.dtype).removeprefix("torch."))
-        self._end_to_end: EndToEnd | None = None
+    _end_to_end: EndToEnd | None = None
 
     def run(self) -> None:
         """Measure all columns. One that fails is reported, and the others go on."""
         missing = {group: self.missing(group) for group in self.groups}
+        if any(group.compile != "none" for group in missing):
+            hold_compiler(self, lambda: None)  # or every column would have compiled code forgotten, and begin anew
         bar = self.progress.add_task(
             "starting", total=sum(len(columns) + (len(columns) > 1) for columns in missing.values())
         )
@@ -73,14 +75,13 @@ class Runner:
             return not any(row.get("pipeline_s") or not self._times_pipeline(group) for row in rows)
 
         columns: dict[Column, None] = {}
-        for comparison in self.comparisons:
-            is_wanted = is_missing(comparison.column)  # then its bounds too: they are compared within a run
-            columns |= dict.fromkeys(column for column in comparison.references if is_wanted or is_missing(column))
-            columns |= {comparison.column: None} if is_wanted else {}
+        for column, bounds in self.columns.items():
+            is_wanted = is_missing(column)  # then its bounds too: they are compared within a run
+            columns |= dict.fromkeys(bound for bound in bounds.values() if is_wanted or is_missing(bound))
+            columns |= {column: None} if is_wanted else {}
         return [BASELINE, *columns] if columns or is_missing(BASELINE) else []
 
     def _run(self, group: Group, columns: list[Column], bar: Any) -> None:
-        comparisons = {comparison.column: comparison for comparison in self.comparisons}
         measured: dict[Column, Measured] = {}
         first_row = len(self.rows)
         for column in columns:
@@ -88,8 +89,8 @@ class Runner:
             self.progress.advance(bar)
             if found is not None:
                 measured[column] = found
-                comparison, attention = comparisons.get(column, Comparison(column)), attention_of(self.denoiser.model)
-                self.rows.add(row_of(group, comparison, measured, self.facts, attention))
+                bounds, attention = self.columns.get(column, {}), attention_of(self.denoiser.model)
+                self.rows.add(row_of(group, column, bounds, measured, self.facts, attention))
             elif column is BASELINE:
                 self._say(f"Left out, for want of a baseline: {group}")
                 self.failures += len(columns) - 1
@@ -125,7 +126,7 @@ class Runner:
 
         try:
             parts = self._parts() if with_pipeline and self._times_pipeline(group) else None
-            repeats, turns = self.scenario.repeats, self.turns
+            repeats, turns = self.repeats, self.turns
             found = measure(self.denoiser, group, column, repeats=repeats, end_to_end=parts, turns=turns, stage=stage)
         except Exception as error:  # a column that does not run, or not in this memory, must not stop the others
             failure = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
@@ -164,18 +165,23 @@ class Runner:
 
 
 def row_of(
-    group: Group, comparison: Comparison, measured: Mapping[Column, Measured], facts: Facts, attention: str
+    group: Group,
+    column: Column,
+    bounds: Bounds,
+    measured: Mapping[Column, Measured],
+    facts: Facts,
+    attention: str,
 ) -> Row:
     """A measured column beside the baseline and the bounds that were measured with it. Times are medians."""
-    own, baseline = measured[comparison.column], measured[BASELINE]
+    own, baseline = measured[column], measured[BASELINE]
     step_ms, baseline_ms = round(own.timing.median, 4), round(baseline.timing.median, 4)
-    row: Row = group.key | comparison.column.key | asdict(facts)
+    row: Row = group.key | column.key | asdict(facts)
     row |= {"step_ms": step_ms, "step_ms_p20": round(own.timing.p20, 4), "step_ms_p80": round(own.timing.p80, 4)}
     row |= {"baseline_ms": baseline_ms, "speedup": round(baseline_ms / step_ms, 4)}
-    for name, bound in (("lower_bound", comparison.lower_bound), ("floor", comparison.floor)):
-        if bound is not None and bound in measured:
-            row[f"{name}_ms"] = bound_ms = round(measured[bound].timing.median, 4)
-            row[f"over_{name}"] = round(step_ms / bound_ms - 1, 4)
+    for name in BOUNDS:
+        if name in bounds and bounds[name] in measured:
+            cell, bound_ms = name.replace("-", "_"), round(measured[bounds[name]].timing.median, 4)
+            row |= {f"{cell}_ms": bound_ms, f"over_{cell}": round(step_ms / bound_ms - 1, 4)}
     return row | {
         "peak_mib": _rounded(own.peak_mib, 1),
         "baseline_peak_mib": _rounded(baseline.peak_mib, 1),

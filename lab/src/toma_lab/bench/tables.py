@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from toma_lab.bench.scenario import FLOOR, LOWER_BOUND, Group
+from toma_lab.bench.group import FLOOR, LOWER_BOUND, Group
 from toma_lab.columns import BASELINE
 from toma_lab.facts import Facts
 from toma_lab.rows import Row, Rows

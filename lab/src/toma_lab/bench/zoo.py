@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from toma_diffusion.api import find_denoiser
+from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_lab.bench.inputs import FAMILIES, PIPELINES, Call, Family
 from toma_lab.pipelines.checkpoints import DEMO_MODELS, DTYPES, can_be_opened, open_pipeline
@@ -125,7 +125,7 @@ def load(source: str, *, device: torch.device, dtype: torch.dtype | None = None)
             "diffusers pipeline, a .safetensors file, or an id of the hub such as owner/name."
         )
     pipeline: Any = open_pipeline(source, torch.float32 if dtype is None and device.type == "cpu" else dtype)
-    model = find_denoiser(pipeline).eval().requires_grad_(False)
+    model = find_denoisers(pipeline)[0].eval().requires_grad_(False)
     if type(model).__name__ not in FAMILIES:
         raise UsageError(
             f"model {source!r} has a denoiser of the class {type(model).__name__}, for which no inputs are known: "

@@ -71,10 +71,11 @@ def bench(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from toma_diffusion.checks import check_integer
     from toma_diffusion.files import check_writable
+    from toma_lab.bench.group import Group, with_bounds
     from toma_lab.bench.pipelines import check_surroundings
     from toma_lab.bench.runner import Runner
-    from toma_lab.bench.scenario import Scenario, comparisons_of
     from toma_lab.bench.tables import table_of
     from toma_lab.bench.turns import Turns
     from toma_lab.bench.zoo import MODELS
@@ -92,23 +93,29 @@ def bench(
     asked_ratios = tuple(numbers("ratio", ratios or RATIOS, float))
     specs = [ColumnSpec.parse(text) for text in split_list(methods)]
     asked_bounds = [name for name in split_list(bounds) if name != "none"]
-    comparisons = comparisons_of(denoiser.model, specs, asked_ratios, split_list(scopes), asked_bounds)
-    is_cached = cache is not None or any(comparison.column.is_cached for comparison in comparisons)
+    timed = with_bounds(denoiser.model, specs, asked_ratios, split_list(scopes), asked_bounds)
+    check_integer("repeats", repeats, minimum=1)
+    is_cached = cache is not None or any(column.is_cached for column in timed)
     default_size = "x".join(map(str, denoiser.default_size[:2]))
-    scenario = Scenario(
-        resolutions=tuple(
-            Resolution.parse(text, denoiser.family.multiple) for text in split_list(resolution) or [default_size]
-        ),
-        batches=tuple(numbers("batch", batch, int)) or (denoiser.default_batch,),
-        modes=_modes(split_list(modes), where, compile, is_cached),
-        compile=compile,
-        steps=steps,
-        repeats=repeats,
-        cache=cache,
-        frames=denoiser.frames_of(frames),
-    )
-    for comparison in comparisons:
-        scenario.check(comparison.column)
+    groups = [
+        Group(
+            model=denoiser.name,
+            resolution=Resolution.parse(each_size, denoiser.family.multiple),
+            batch=each_batch,
+            mode=mode,
+            compile=compile,
+            steps=steps,
+            dtype=str(denoiser.dtype).removeprefix("torch."),
+            cache=cache,
+            frames=denoiser.frames_of(frames),
+        )
+        for each_size in split_list(resolution) or [default_size]
+        for each_batch in numbers("batch", batch, int) or [denoiser.default_batch]
+        for mode in _modes(split_list(modes), where, compile, is_cached)
+    ]
+    for column in timed:
+        for group in groups:
+            group.check(column)
     if cache is not None and not hasattr(denoiser.model, "enable_cache"):
         raise UsageError(f"--cache {cache:g}: a {type(denoiser.model).__name__} has no block cache; transformers do.")
     for spec in specs if ratios else ():  # nobody asked for the default ones
@@ -127,9 +134,9 @@ def bench(
         rows = Rows(output, fresh=fresh)
         with Progress(*columns, console=console, transient=True) as progress:
             parts = make_parts if pipeline else None
-            runner = Runner(scenario, denoiser, comparisons, rows, facts, parts, progress, turns)
+            runner = Runner(groups, denoiser, timed, repeats, rows, facts, parts, progress, turns)
             runner.run()
-    for group in runner.groups:
+    for group in groups:
         if table := table_of(group, rows, facts):
             console.print(table)
     console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)

@@ -146,6 +146,7 @@ def _write_grid(folder: EvalFolder) -> Path:
 
     from toma_lab.pipelines.generation import write_png
     from toma_lab.report.pictures import make_sheet
+    from toma_lab.rows import number
 
     columns = folder.plan.columns
     images, captions = [], []
@@ -153,8 +154,9 @@ def _write_grid(folder: EvalFolder) -> Path:
         for column in columns:
             images.append(Image.open(folder.picture(column, item)).convert("RGB"))
             row = folder.item_row(column, item)
-            detail = f"PSNR {row['psnr']:.1f} dB" if "psnr" in row else item.prompt
-            captions.append(f"{column.title}\n{row['seconds']:.1f} s, {detail}")
+            psnr, seconds = number(row, "psnr"), number(row, "seconds")
+            detail = item.prompt if psnr is None else f"PSNR {psnr:.1f} dB"
+            captions.append(f"{column.title}\n{seconds:.1f} s, {detail}")
     path = folder.path / GRID
     write_png(make_sheet(images, captions, len(columns)), path, folder.plan.to_dict())
     return path

@@ -58,8 +58,8 @@ def explain(
     from toma_diffusion.files import check_writable
 
     console = Console(markup=False)
-    divided = {} if region == "global" else {"num_regions": num_regions}
-    config = Merge(region=region, assign=assign, scale=scale, distance_weight=0.0, **divided)
+    count = None if region == "global" else num_regions
+    config = Merge(region=region, num_regions=count, assign=assign, scale=scale, distance_weight=0.0)
     if output.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"output {str(output)!r} has no known format: end it in .png, .pdf or .svg.")
     if model and image is not None:
@@ -76,23 +76,19 @@ def explain(
 
 
 def _explain_photograph(console: Console, config: Merge, output: Path, image: Path | None, size: int) -> None:
-    import torch
     from rich.progress import track
     from rich.table import Table
 
-    from toma_diffusion import __version__
     from toma_diffusion.merge import Grid, Regions
     from toma_lab.inspection import photograph as method
     from toma_lab.inspection.figures import write_rows
 
     photograph = method.load_photograph(image, size)
-    total = len(method.SELECTIONS) * len(method.RATIOS)
-    steps = method.reconstructions(photograph, config)
+    grid = Grid(photograph.shape[0] // method.PATCH, photograph.shape[1] // method.PATCH)
+    regions = Regions.divide(grid, config.region, count=config.num_regions).describe()
+    steps, total = method.reconstructions(photograph, config), len(method.SELECTIONS) * len(method.RATIOS)
     results = list(track(steps, description="merging", total=total, console=console, transient=True))
 
-    height, width, _ = photograph.shape
-    grid = Grid(height // method.PATCH, width // method.PATCH)
-    regions = Regions.divide(grid, config.region, count=config.num_regions).describe()
     table = Table(title=f"PSNR in dB, {grid.height}×{grid.width} tokens in {regions}")
     table.add_column("destinations chosen by")
     for ratio in method.RATIOS:
@@ -103,16 +99,9 @@ def _explain_photograph(console: Console, config: Merge, output: Path, image: Pa
 
     title = f"Token merging on an image: {regions}, {config.assign} assignment"
     method.plot_reconstructions(photograph, results, title, output)
+    facts = {"image": (image or method.SAMPLE).name, "grid": f"{grid.height}x{grid.width}", "regions": regions}
+    facts |= {"assign": config.assign, "scale": f"{config.scale:g}", **_versions()}
     rows = output.with_suffix(".csv")
-    facts = {
-        "image": (image or method.SAMPLE).name,
-        "grid": f"{grid.height}x{grid.width}",
-        "regions": regions,
-        "assign": config.assign,
-        "scale": config.scale,
-        "toma_diffusion": __version__,
-        "torch": torch.__version__,
-    }
     write_rows([each.row for each in results], facts, rows)
     console.print(f"Wrote {output} and {rows}", soft_wrap=True)
 
@@ -127,10 +116,8 @@ def _explain_model(
     given_steps: int | None,
     device: str,
 ) -> None:
-    import torch
     from rich.progress import Progress
 
-    from toma_diffusion import __version__
     from toma_lab.inspection.clusters import MOST_COLUMNS, MOST_ROWS, ClusterRecorder, plot_clusters
     from toma_lab.inspection.figures import choose_evenly, write_rows
     from toma_lab.inspection.overlap import OverlapRecorder, plot_overlap
@@ -160,16 +147,15 @@ def _explain_model(
     title = f"{name}: destinations that stay the same, ratio {config.ratio:g}, {regions}"
     plot_overlap(overlap.shares, config, title, written[0])
     plot_clusters(image, clusters, f"{name}: clusters of the tokens that enter a block, {prompt!r}", written[1])
-    facts = {
-        "model": name,
-        "prompt": prompt,
-        "seed": seed,
-        "steps": steps,
-        "ratio": config.ratio,
-        "region": config.region,
-        "num_regions": config.num_regions,
-        "toma_diffusion": __version__,
-        "torch": torch.__version__,
-    }
+    facts = {"model": name, "prompt": prompt, "seed": seed, "steps": steps, "ratio": config.ratio}
+    facts |= {"region": config.region, "num_regions": config.num_regions, **_versions()}
     write_rows([each.row for each in overlap.shares], facts, written[2])
     console.print(f"Wrote {', '.join(map(str, written))}", soft_wrap=True, highlight=False)
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    from toma_diffusion import __version__
+
+    return {"toma_diffusion": __version__, "torch": torch.__version__}

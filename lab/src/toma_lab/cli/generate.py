@@ -140,8 +140,7 @@ def _generate_both(
 
     own = replace(request, steps=column.requested_steps(request.steps))
     column = column.fitted(pipe, lambda: generate(pipe, [own]), request.steps)
-    if tuned is not None or column.own is None:
-        console.print("\n".join(column.in_sentences(request.steps)))
+    about = column.in_sentences(request.steps) if tuned is not None or column.own is None else []
     if compare:
         warm_up(pipe, [request])
     with column.applied(pipe, request.steps) as handle:
@@ -149,7 +148,8 @@ def _generate_both(
             warm_up(pipe, [own])
         made, seconds = _timed(console, pipe, own, "generating")
         lines = [] if handle is None else _in_short(handle.summary())
-    console.print("\n".join([*_about_clip(pipe, made, tuned), *lines]))
+    for line in [*about, *_about_clip(pipe, made, tuned), *lines]:
+        console.print(line)
     settings = {**settings_of(own), "column": column.to_dict(), "seconds": round(seconds, 3)}
     if not compare:
         console.print(f"{seconds:.2f} s with {column.title}")

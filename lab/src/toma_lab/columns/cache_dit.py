@@ -196,7 +196,7 @@ def _package(text: str) -> Any:
         import cache_dit
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{text!r} needs the package cache-dit. Install it: pip install 'toma-diffusion[compare]'."
+            f"{text!r} needs the package cache-dit. Install it: pip install 'toma-diffusion-lab[compare]'."
         ) from error
     return cache_dit
 

@@ -61,6 +61,6 @@ class DeepCache(Shortcut):
             from DeepCache import DeepCacheSDHelper
         except ModuleNotFoundError as error:
             raise UsageError(
-                f"{self.text!r} needs the package DeepCache. Install it: pip install 'toma-diffusion[compare]'."
+                f"{self.text!r} needs the package DeepCache. Install it: pip install 'toma-diffusion-lab[compare]'."
             ) from error
         return DeepCacheSDHelper

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from toma_diffusion import Merge, UsageError
-from toma_diffusion.merge import Action, Grid, MergePlan, Regions
+from toma_diffusion.merge import Action, Grid, MergePlan
+from toma_lab.bounds import fixed_choice
 from toma_lab.inspection.figures import new_figure, show
 
 PATCH = 8
@@ -91,7 +92,7 @@ def reconstructions(
             if selection == "facility-location":
                 plan.update(features, Action.SELECT)
             else:
-                plan.set_destinations(_fixed(selection, plan.regions, plan.destinations_per_region))
+                plan.set_destinations(fixed_choice(selection, plan.regions, plan.destinations_per_region))
                 plan.update(features, Action.REWEIGH)
             image = _unpatchify(plan.unmerge(plan.merge(pixels)), grid)
             kept = torch.zeros(grid.num_tokens, dtype=torch.bool).index_fill_(0, plan.positions[0], True)
@@ -135,14 +136,6 @@ def plot_reconstructions(photograph: Tensor, results: list[Reconstruction], titl
     chart.legend(frameon=False)
     chart.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
-
-
-def _fixed(selection: str, regions: Regions, count: int) -> Tensor:
-    """[1, R, k]: destinations at random, or every n-th."""
-    if selection == "strided":
-        return (torch.arange(count) * regions.size // count).expand(1, regions.count, count)
-    generator = torch.Generator().manual_seed(0)
-    return torch.rand(1, regions.count, regions.size, generator=generator).argsort(dim=-1)[:, :, :count]
 
 
 def _patchify(photograph: Tensor) -> tuple[Tensor, Grid]:

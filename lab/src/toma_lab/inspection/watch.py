@@ -34,7 +34,7 @@ class BlockInput:
 
 @contextmanager
 def watch(pipe: Any, on_block: Callable[[BlockInput], None]) -> Iterator[list[Block]]:
-    """Call `on_block` for every transformer block in every step of an unmerged pipeline. Yields the blocks.
+    """Call `on_block` for every transformer block in every step of a pipeline that was not sped up. Yields the blocks.
 
     If a step needs several passes over the model, only the first is reported.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,7 +69,8 @@ class MetricSet:
 
     def source_of(self, name: str) -> str:
         """Name and hash of the weights of a metric of images or clips. Empty if it has none, or is not available."""
-        return next((metric.source for metric in (*self.image, *self.clip) if metric.name == name), "")
+        every: list[ImageMetric | ClipMetric] = [*self.image, *self.clip]
+        return next((metric.source for metric in every if metric.name == name), "")
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -83,7 +84,7 @@ def open_metrics(names: Iterable[str], weights: Weights, device: torch.device, *
     """Load the metrics, of images or of clips. One that cannot be loaded is listed in `missing`."""
     wanted = list(dict.fromkeys(names))
     check_names(wanted)
-    openers = {
+    openers: dict[str, Callable[[], ImageMetric]] = {
         "mse": lambda: Mse(device),
         "psnr": lambda: Psnr(device),
         "ssim": lambda: Ssim(device),

@@ -101,12 +101,12 @@ def _compare_tab(comparer: Comparer, model: Any, page: Any) -> None:
 
     inputs = [model, prompt, *numbers, method, ratio, computed]
     outputs = [pictures, figures, gallery, summary]
-    run.click(_compare_with(comparer), [*inputs, again, maps], outputs, show_progress_on=[pictures], **ONE_AT_A_TIME)
+    run.click(compare_with(comparer), [*inputs, again, maps], outputs, show_progress_on=[pictures], **ONE_AT_A_TIME)
     steps = numbers[1]
-    method.input(_own_values, [method, steps], [ratio, computed], **AT_ONCE)
-    steps.change(_own_values, [method, steps], [ratio, computed], **AT_ONCE)
+    method.input(own_values, [method, steps], [ratio, computed], **AT_ONCE)
+    steps.change(own_values, [method, steps], [ratio, computed], **AT_ONCE)
     changes = [each.change for each in inputs]
-    gr.on([*changes, page.load], _describe_with(models), inputs, [about, code], **AT_ONCE)
+    gr.on([*changes, page.load], describe_with(models), inputs, [about, code], **AT_ONCE)
     model.change(lambda name: (models.prompts(name)[0], *models.usual(name)), model, [prompt, *numbers[1:]], **AT_ONCE)
 
 
@@ -140,7 +140,7 @@ def _choice_controls(models: Models) -> list[Any]:
     return [method, ratio, computed]
 
 
-def _compare_with(comparer: Comparer) -> Callable[..., Any]:
+def compare_with(comparer: Comparer) -> Callable[..., Any]:
     def compare(
         model: str,
         prompt: str,
@@ -185,7 +185,7 @@ def _title(found: MergeMap) -> str:
     return f"{found.kind}, from step {found.step + 1}: {before} → {after} tokens"
 
 
-def _own_values(method: str, steps: int | None) -> list[Any]:
+def own_values(method: str, steps: int | None) -> list[Any]:
     """The sliders for a method that was chosen, or for another number of steps."""
     if steps is None or not 1 <= steps <= MOST_STEPS:
         return [gr.skip()] * 2  # to be refused when something is generated
@@ -193,7 +193,7 @@ def _own_values(method: str, steps: int | None) -> list[Any]:
     return [ratio, gr.Slider(maximum=max(2, steps), value=computed)]
 
 
-def _describe_with(models: Models) -> Callable[..., Any]:
+def describe_with(models: Models) -> Callable[..., Any]:
     def describe(
         model: str,
         prompt: str,

@@ -17,6 +17,7 @@ from toma_lab.report.paper_table import paper_table
 from toma_lab.report.pictures import Film, data_uri, film_of
 from toma_lab.report.plots import gain_against_distance, legend, speed_against_quality
 from toma_lab.rows import Row as Measured
+from toma_lab.rows import number
 from toma_lab.table import FORMATS, HEADINGS
 
 REPORT = "report.html"
@@ -91,7 +92,7 @@ def write_report(folder: EvalFolder, output: Path | None = None) -> Path:
         rows=[_row(folder, item) for item in choose_items(folder)],
         first_merged=next((i for i, each in enumerate(plan.columns) if each.saves_time), 1),
         merge_map=_merge_map(folder.path / MERGE_MAP),
-        configs=[(column.title, _configuration(column)) for column in plan.columns],
+        configs=[(column.title, _configuration(column, plan.steps)) for column in plan.columns],
         meanings=[(HEADINGS[name], MEANINGS[name].replace("image", table.thing)) for name in explained],
         sources={name: source for row in rows for name, source in sources_of(row).items()},
     )
@@ -138,10 +139,12 @@ def picture_of(path: Path, title: str, alt: str, figures: tuple[str, ...], *, cl
 
 
 def _figures(row: Measured) -> tuple[str, ...]:
-    found = [f"{row['seconds']:.3g} s"] if "seconds" in row else []
-    for name in (name for name in CAPTION_METRICS if name in row):
-        unit = " dB" if name == "psnr" else ""
-        found.append(f"{HEADINGS[name].rstrip(' ↑↓')} {row[name]:{FORMATS[name]}}{unit}")
+    seconds = number(row, "seconds")
+    found = [] if seconds is None else [f"{seconds:.3g} s"]
+    for name in CAPTION_METRICS:
+        if (value := number(row, name)) is not None:
+            unit = " dB" if name == "psnr" else ""
+            found.append(f"{HEADINGS[name].rstrip(' ↑↓')} {value:{FORMATS[name]}}{unit}")
     return tuple(found)
 
 
@@ -152,9 +155,9 @@ def _merge_map(path: Path) -> Picture | None:
     return Picture("", "which tokens are destinations, and which were merged into which", uri, width, height, ())
 
 
-def _configuration(column: Column) -> str:
-    """Every setting, as JSON."""
-    if not column.saves_time:
-        return "the model as it is"
+def _configuration(column: Column, steps: int) -> str:
+    """What it does, in words, and every setting as JSON."""
     own = {} if column.own is None else column.own.to_dict()
-    return json.dumps(own | {each.name: each.settings for each in column.shortcuts}, indent=2)
+    settings = own | {each.name: each.settings for each in column.shortcuts}
+    noted = json.dumps({name: value for name, value in settings.items() if value is not None}, indent=2)
+    return "\n".join([*column.in_sentences(steps), *([noted] if settings else [])])

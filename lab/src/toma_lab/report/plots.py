@@ -101,12 +101,11 @@ def _draw_unchanged(axis: Any, table: PaperTable, column: str) -> None:
 
 
 def _describe(curves: Curves, what: str, thing: str) -> str:
-    points_in_words = "; ".join(
-        f"{name}: " + ", ".join(f"{each.distance:.4g} in {each.gain:.3g} s at {each.label}" for each in points)
-        for name, points in curves.items()
-        if points
-    )
-    return f"{what} seconds per {thing}. {points_in_words}."
+    def in_words(point: Point) -> str:
+        return f"{point.distance:.4g} in {point.gain:.3g} s" + (f" at {point.label}" if point.label else "")
+
+    found = [f"{name}: {', '.join(map(in_words, points))}" for name, points in curves.items() if points]
+    return f"{what} seconds per {thing}. {'; '.join(found)}."
 
 
 def drawn(name: str, size: tuple[float, float], draw_on: Callable[[Any], None]) -> str:

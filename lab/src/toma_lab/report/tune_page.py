@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from toma_diffusion.tuned import FEWER_STEPS, Tuned
 from toma_lab.report.page import MOST_CLIPS, MOST_ITEMS, Row, picture_of, render
 from toma_lab.report.tune_plots import front_plot, kind_of, kinds_shown, map_plot
+from toma_lab.rows import Row as Measured
+from toma_lab.rows import number
 from toma_lab.tune.folder import ORIGINAL, TuneFolder
 from toma_lab.tune.goal import LEAST_GAIN
 from toma_lab.tune.outcome import Outcome, Result
@@ -109,11 +110,10 @@ def _rows(folder: TuneFolder, outcome: Outcome) -> list[Row]:
     return rows
 
 
-def _captions(row: Mapping[str, Any]) -> tuple[str, ...]:
-    captions = []
-    if "seconds" in row:
-        captions.append(f"{row['seconds']:.3g} s, original {row['baseline_seconds']:.3g} s")
+def _captions(row: Measured) -> tuple[str, ...]:
+    seconds, original = number(row, "seconds"), number(row, "baseline_seconds")
+    captions = [] if seconds is None or original is None else [f"{seconds:.3g} s, original {original:.3g} s"]
     for name, title, unit in (("lpips", "LPIPS", ""), ("psnr", "PSNR", " dB"), ("flicker", "flicker", "")):
-        if row.get(name) is not None:
-            captions.append(f"{title} {float(row[name]):{FORMATS[name]}}{unit}")
+        if (value := number(row, name)) is not None:
+            captions.append(f"{title} {value:{FORMATS[name]}}{unit}")
     return tuple(captions)

@@ -1,26 +1,34 @@
-"""The model families of ComfyUI in which tokens can be merged, one per file. ComfyUI itself is never imported here."""
+"""The model families of ComfyUI in which tokens can be merged, one a file. ComfyUI itself is never imported here."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
-from toma_diffusion.comfyui.families.base import ComfyAdapter
-from toma_diffusion.comfyui.families.flux import FluxAdapter
-from toma_diffusion.comfyui.families.qwen_image import QwenImageAdapter
-from toma_diffusion.comfyui.families.unet import UNetAdapter
-from toma_diffusion.comfyui.families.wan import WanAdapter
+from toma_diffusion.comfyui.families.base import ComfyFamily
+from toma_diffusion.comfyui.families.flux import Flux
+from toma_diffusion.comfyui.families.qwen_image import QwenImage
+from toma_diffusion.comfyui.families.unet import UNet
+from toma_diffusion.comfyui.families.wan import Wan
+from toma_diffusion.families import Call, Given
 
-__all__ = ["ComfyAdapter", "find_comfy_adapter", "reason_to_refuse"]
+__all__ = ["ComfyFamily", "find_comfy_family"]
 
-_ADAPTERS: tuple[type[ComfyAdapter], ...] = (UNetAdapter, FluxAdapter, QwenImageAdapter, WanAdapter)
-
-
-def find_comfy_adapter(model: nn.Module) -> ComfyAdapter | None:
-    """A new adapter for a model of ComfyUI, or None if its family is not supported."""
-    return next((adapter() for adapter in _ADAPTERS if adapter().matches(model)), None)
+FAMILIES: tuple[type[ComfyFamily], ...] = (UNet, Flux, QwenImage, Wan)
 
 
-def reason_to_refuse(model: nn.Module) -> str:
-    """Why no tokens are merged in a model without an adapter."""
-    supported = "; ".join(adapter.supports for adapter in _ADAPTERS)
-    return f"tokens of {type(model).__name__} cannot be merged, only those of: {supported}"
+class Other(ComfyFamily):
+    """Any other model: its steps can be skipped, its tokens cannot be merged."""
+
+    def obstacle(self, model: nn.Module) -> str:
+        supported = "; ".join(family.supports for family in FAMILIES)
+        return f"tokens of {type(model).__name__} cannot be merged, only those of: {supported}"
+
+    def read_call(self, model: Any, given: Given) -> Call:
+        raise NotImplementedError  # asked only where tokens are merged
+
+
+def find_comfy_family(model: nn.Module) -> ComfyFamily:
+    """The family of a model of ComfyUI."""
+    return next((found for family in FAMILIES if (found := family()).matches(model)), Other())

@@ -1,29 +1,47 @@
-"""What the adapters for ComfyUI's own model code share."""
+"""What the families of ComfyUI's own model code share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from torch import nn
 
-from toma_diffusion.engine.arguments import Given
-from toma_diffusion.families import Family
+from toma_diffusion.families import Block, Call, Family, Given, Grid, PerToken, SiteSpec, around
+from toma_diffusion.merge.sites import never
 
 Options = Mapping[str, Any]
 """ComfyUI's `transformer_options` of a call."""
 
 
-class ComfyAdapter(Family):
-    """An adapter for a class of ComfyUI. It is known by the names of the class and its module: nothing is imported."""
+class ComfyFamily(Family):
+    """A class of ComfyUI. It is known by the names of the class and its module: ComfyUI is not imported."""
 
     module_name: ClassVar[str]
     """The module of ComfyUI in which the class is. Subclasses of the class are other models, and do not match."""
 
     def matches(self, model: nn.Module) -> bool:
-        """Whether `model` is of this class."""
         kind = type(model)
         return kind.__name__ == self.model_class and kind.__module__ == self.module_name
+
+    def call(self, model: nn.Module, given: Given, grid: Grid | None = None, **facts: Any) -> Call:
+        """As in the base, with the names that ComfyUI's models have for their arguments."""
+        return super().call(model, given, grid, **{"sample": given["x"], "conditioning": given["context"]} | facts)
+
+
+def site(role: str, name: str, *per_token: PerToken, leave_alone: Callable[[Given], bool] = never) -> SiteSpec:
+    """A module of a block that is merged in scope `module`."""
+    return SiteSpec(name, frozenset({role}), around(name, *per_token), leave_alone)
+
+
+def block_builder(width: str, **facts: Any) -> Callable[[Any, str, str], Block]:
+    """For a `Stack`: makes a `Block` of a module, its name and its kind.
+
+    Args:
+        width: the attribute of the module that holds the channels of its tokens.
+        facts: what all blocks of the stack have in common.
+    """
+    return lambda module, name, kind: Block(name=name, module=module, kind=kind, width=getattr(module, width), **facts)
 
 
 def transformer_options(given: Given) -> Options:
@@ -39,7 +57,7 @@ def patches(given: Given, *names: str) -> list[str]:
 
 
 def replaced_blocks(given: Given) -> str | None:
-    """The reason not to rely on every block being run, if nodes have replaced blocks, as skip-layer guidance does."""
+    """Why not every block may run, if nodes have replaced blocks, as skip-layer guidance does."""
     replaced = (transformer_options(given).get("patches_replace") or {}).get("dit")
     return "other nodes replace blocks of the model" if replaced else None
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from toma_diffusion.comfyui.families.base import ComfyAdapter, patches, transformer_options
-from toma_diffusion.engine.arguments import Given
-from toma_diffusion.families import Call, Grid, around
-from toma_diffusion.merge.block import Block, SiteSpec
+from toma_diffusion.comfyui.families.base import ComfyFamily, patches, site, transformer_options
+from toma_diffusion.families import Block, Call, Given, Grid, plain_norm
 
-TRANSFORMER = "SpatialTransformer"
+TRANSFORMER, DOWN, UP = "SpatialTransformer", "Downsample", "Upsample"
 TOKEN_PATCHES = ("attn1_patch", "attn1_output_patch", "middle_patch", "attn2_patch", "attn2_output_patch")
 """Patches of other nodes that work on the tokens inside a block."""
 SIZE_PATCHES = ("input_block_patch", "input_block_patch_after_skip")
 """Patches that may change the size of the picture between levels, as deep shrink does."""
 
 
-class UNetAdapter(ComfyAdapter):
+class UNet(ComfyFamily):
     """Every `SpatialTransformer` is a run; those of one level are of one kind."""
 
     model_class = "UNetModel"
@@ -28,92 +26,77 @@ class UNetAdapter(ComfyAdapter):
 
     def matches(self, model: Any) -> bool:
         """Not if it makes videos: those have other transformers."""
-        return super().matches(model) and any(type(layer).__name__ == TRANSFORMER for layer in model.modules())
+        return super().matches(model) and any(_is(layer, TRANSFORMER) for layer in model.modules())
 
     def blocks(self, model: Any) -> list[Block]:
         """All BasicTransformerBlocks: down, middle, up."""
         return [
-            _describe(block, f"{name}.transformer_blocks.{number}", level)
-            for name, layer, level in layers(model)
-            if type(layer).__name__ == TRANSFORMER
+            _block(block, f"{name}.transformer_blocks.{number}", name, level)
+            for name, layer, level in _layers(model)
+            if _is(layer, TRANSFORMER)
             for number, block in enumerate(layer.transformer_blocks)
         ]
 
     def read_call(self, model: Any, given: Given) -> Call:
         """The grid is halved from level to level, rounded up by a convolution and down by pooling."""
-        sample = given["x"]
-        height, width = sample.shape[-2:]
+        height, width = given["x"].shape[-2:]
         grids = {"level 0": Grid(height, width)}
-        for level, layer in enumerate(_downsamplers(model), start=1):
+        downsamplers = [layer for _, layer, _ in _layers(model) if _is(layer, DOWN)]
+        for level, layer in enumerate(downsamplers, start=1):
             rounding_up = 1 if layer.use_conv else 0
             height, width = (height + rounding_up) // 2, (width + rounding_up) // 2
             grids[f"level {level}"] = Grid(height, width)
         replaced = transformer_options(given).get("patches_replace") or {}
-        resizes = patches(given, *SIZE_PATCHES)
         needs_all = patches(given, *TOKEN_PATCHES) or [name for name in ("attn1", "attn2") if replaced.get(name)]
-        return Call(
-            sample=sample,
-            conditioning=given["context"],
+        patched = f"other nodes patch its blocks ({', '.join(needs_all)})"
+        resizes = patches(given, *SIZE_PATCHES)
+        resized = f"another node may resize the picture inside the model ({', '.join(resizes)})"
+        return self.call(
+            model,
+            given,
             timestep=given["timesteps"],
             grids=grids,
-            blocks_left_alone=f"other nodes patch its blocks ({', '.join(needs_all)})" if needs_all else None,
-            left_alone=f"another node may resize the picture inside the model ({', '.join(resizes)})"
-            if resizes
-            else None,
+            blocks_left_alone=patched if needs_all else None,
+            left_alone=resized if resizes else None,
         )
 
 
-def layers(model: Any) -> Iterator[tuple[str, Any, int]]:
+def _layers(model: Any) -> Iterator[tuple[str, Any, int]]:
     """The name, the module and the level of every layer, in the order in which they run."""
+    parts = [(f"input_blocks.{index}", block) for index, block in enumerate(model.input_blocks)]
+    parts.append(("middle_block", model.middle_block or ()))
+    parts += [(f"output_blocks.{index}", block) for index, block in enumerate(model.output_blocks)]
     level = 0
-    for index, block in enumerate(model.input_blocks):
+    for name, block in parts:
         for number, layer in enumerate(block):
-            yield f"input_blocks.{index}.{number}", layer, level
-            level += _is(layer, "Downsample")
-    for number, layer in enumerate(model.middle_block or ()):
-        yield f"middle_block.{number}", layer, level
-    for index, block in enumerate(model.output_blocks):
-        for number, layer in enumerate(block):
-            yield f"output_blocks.{index}.{number}", layer, level
-            level -= _is(layer, "Upsample")
+            level -= _is(layer, UP)
+            yield f"{name}.{number}", layer, level
+            level += _is(layer, DOWN)
 
 
-def _describe(module: Any, name: str, level: int) -> Block:
+def _block(module: Any, name: str, run: str, level: int) -> Block:
+    # Self-attention gets keys, or values of their own, only from patches of other nodes, which may need all tokens.
     is_patched = _gets_value if module.disable_self_attn else _gets_keys
-    sites = [SiteSpec("attn1", frozenset({"attn"}), around("attn1"), is_patched)]
-    if module.attn2 is not None:
-        sites.append(SiteSpec("attn2", frozenset({"cross_attn"}), around("attn2"), _gets_value))
-    sites.append(SiteSpec("ff", frozenset({"ff"}), around("ff")))
+    crossing = () if module.attn2 is None else (site("cross_attn", "attn2", leave_alone=_gets_value),)
     return Block(
         name=name,
         module=module,
         kind=f"level {level}",
-        run=name.partition(".transformer_blocks")[0],
+        run=run,
         width=module.n_heads * module.d_head,
-        sites=tuple(sites),
-        normalize=_normalize,
+        sites=(site("attn", "attn1", leave_alone=is_patched), *crossing, site("ff", "ff")),
+        normalize=plain_norm("norm1"),
         level=level,
     )
 
 
 def _gets_keys(given: Given) -> bool:
-    """Whether self-attention gets its keys from a patch of another node, which may also have changed the tokens."""
     return given["context"] is not None
 
 
 def _gets_value(given: Given) -> bool:
-    """The same for attention to text: only patches pass values of their own."""
     return given["value"] is not None
-
-
-def _normalize(module: Any, given: Given) -> Tensor:
-    tokens: Tensor = module.norm1(given.tokens)
-    return tokens
 
 
 def _is(layer: nn.Module, name: str) -> bool:
     return type(layer).__name__ == name
-
-
-def _downsamplers(model: Any) -> list[Any]:
-    return [layer for _, layer, _ in layers(model) if _is(layer, "Downsample")]

@@ -1,17 +1,22 @@
-"""Inputs that only some of the newest families take: reference images, padded prompts, KV caches, lists of pictures."""
+"""Inputs that only some families take: given pictures, padded prompts, KV caches, lists; and what is refused."""
+
+from functools import partial
 
 import diffusers
 import pytest
 import torch
+from merging import remove, steady
 from observe import AttentionLengths, attention_lengths, same_picture
-from pairs import named
-from tiny import SCOPES, STRIDED, output_of
-from tiny_today import (
-    TODAY,
+from tiny import (
+    SCOPES,
     flux2_edit,
+    flux_inputs,
+    flux_transformer,
     ids,
     missing,
     needs,
+    one,
+    output_of,
     qwen21_edit,
     qwen21_inputs,
     qwen21_padded,
@@ -20,10 +25,9 @@ from tiny_today import (
 )
 from torch import nn
 
-from toma_diffusion import UsageError, apply_toma, remove_toma
+from toma_diffusion import UsageError
 from toma_diffusion.families.refused import REFUSED
 
-BY_NAME = {family.name: family for family in TODAY}
 scopes = pytest.mark.parametrize("scope", SCOPES)
 FLUX2, FLUX3, QWEN, QWEN21, Z_IMAGE, KREA2, CHROMA = (
     needs(f"{name}Transformer2DModel")
@@ -33,56 +37,103 @@ TEXT, IMAGE, REFERENCE = 6, 64, 24
 """Tokens of the prompt, of the picture that is made and of a given one, 4×6."""
 
 
-def merged_and_back(model: nn.Module, inputs: dict, scope: str, **settings) -> tuple[torch.Tensor, list, torch.Tensor]:
-    """Without merging, with it, and what attention saw; removed it is the original again."""
-    plain = output_of(model, inputs)
-    apply_toma(model, **STRIDED | settings, scope=scope)
-    merged = output_of(model, inputs)
-    lengths = attention_lengths(lambda: output_of(model, inputs))
-    remove_toma(model)
-    assert torch.equal(output_of(model, inputs), plain)
-    assert merged.isfinite().all()
-    assert merged.shape == plain.shape
-    assert not torch.allclose(merged, plain, atol=1e-3)
-    return plain, lengths, merged
+def both(length: int) -> tuple[int, int]:
+    """Queries and keys of a sequence, with half of the image."""
+    return length + IMAGE // 2, length + IMAGE // 2
+
+
+def kontext(*references: tuple[int, int]) -> dict:
+    """Flux.1 Kontext: reference images follow the image that is being made, in one sequence."""
+    inputs = flux_inputs()
+    all_ids = [inputs["img_ids"], *(ids(*size, first=1 + index) for index, size in enumerate(references))]
+    more = random(2, sum(height * width for height, width in references), 4)
+    return inputs | {
+        "img_ids": torch.cat(all_ids),
+        "hidden_states": torch.cat([inputs["hidden_states"], more], dim=1),
+    }
+
+
+def without(name: str, argument: str) -> dict:
+    return one(name).inputs() | {argument: None}
+
+
+BEFORE = TEXT + REFERENCE
+OTHER_INPUTS = [
+    ("flux", {}, partial(kontext, (8, 8), (3, 5)), {both(TEXT + 79)}),
+    ("flux2", {}, partial(flux2_edit, 10, 20), {both(TEXT + 2 * REFERENCE)}),
+    ("qwen-image", {}, partial(qwen_edit, (4, 6), (8, 8)), {both(BEFORE + 64)}),
+    ("qwen-image", {"zero_cond_t": True}, partial(qwen_edit, (4, 6), (8, 8)), {both(BEFORE + 64)}),
+    ("qwen-image-21", {}, qwen21_padded, {(TEXT, TEXT), (IMAGE // 2, TEXT + IMAGE // 2)}),
+    ("qwen-image-21", {}, qwen21_edit, {(2, 2), (REFERENCE, 26), (4, BEFORE), (IMAGE // 2, BEFORE + IMAGE // 2)}),
+    # 49 tokens are padded to 64; the captions of 5 and 45 to 32 and 64, the shorter one then to 64.
+    ("z-image", {}, partial(one("z-image").inputs, height=14, wide=14), {(64, 64), (104, 104)}),
+    ("krea2", {}, partial(without, "krea2", "encoder_attention_mask"), {(2, 2), (6, 6), both(TEXT)}),
+    ("chroma", {}, partial(without, "chroma", "attention_mask"), {both(TEXT)}),
+]
+
+
+@scopes
+@pytest.mark.parametrize(("name", "changes", "make", "lengths"), OTHER_INPUTS)
+def test_only_the_picture_that_is_made_is_merged(name, changes, make, lengths, scope):
+    """Given pictures and text stay whole. Removed, the model is the original again."""
+    model = one(name).build(**changes)
+    plain = output_of(model, make())
+    steady(model, scope=scope, num_regions=1)
+    ours = output_of(model, make())
+    assert set(attention_lengths(lambda: output_of(model, make()))) == lengths
+    assert ours.isfinite().all()
+    assert ours.shape == plain.shape
+    assert not torch.allclose(ours, plain, atol=1e-3)
+    remove(model)
+    assert torch.equal(output_of(model, make()), plain)
 
 
 def refuses(model: nn.Module, inputs: dict, match: str) -> None:
     """While merging is on. Switched off, the model is as it was."""
     plain = output_of(model, inputs)
-    handle = apply_toma(model, **STRIDED)
+    handle = steady(model)
     with pytest.raises(UsageError, match=match):
         output_of(model, inputs)
     handle.enabled = False
     assert torch.equal(output_of(model, inputs), plain)
-    remove_toma(model)
+    remove(model)
     assert torch.equal(output_of(model, inputs), plain)
+
+
+@pytest.mark.parametrize(
+    ("img_ids", "told"),
+    [
+        (ids(8, 8)[torch.randperm(64, generator=torch.Generator().manual_seed(0))], "64 image tokens"),
+        (torch.cat([ids(7, 8), ids(7, 8)[:8]]), r"7×8, with 64 tokens"),
+        (torch.cat([ids(4, 8), ids(4, 8)]), r"4×8, with 64 tokens"),
+        (ids(8, 8)[:60], r"the 64 image tokens.*8×8, with 60 tokens"),
+        (torch.cat([ids(4, 8), ids(2, 8, first=1), ids(2, 8)]), r"4×8, with 48 tokens"),
+    ],
+)
+def test_ids_that_are_no_grid(img_ids, told):
+    model = flux_transformer()
+    steady(model)
+    with pytest.raises(ValueError, match=told):
+        output_of(model, flux_inputs() | {"img_ids": img_ids})
 
 
 @FLUX2
 class TestFlux2:
-    @scopes
-    @pytest.mark.parametrize("references", [(10,), (10, 20)], ids=str)
-    def test_references_stay_whole(self, scope, references):
-        _, lengths, _ = merged_and_back(BY_NAME["flux2"].build(), flux2_edit(*references), scope)
-        whole = TEXT + IMAGE // 2 + REFERENCE * len(references)
-        assert set(lengths) == {(whole, whole)}
-
     def test_ids_of_every_sample_alike(self):
         """As the pipeline passes them: [B, tokens, 4]."""
-        model, inputs = BY_NAME["flux2"].build(), flux2_edit(10)
+        model, inputs = one("flux2").build(), flux2_edit(10)
         batched = {name: inputs[name].expand(2, -1, -1) for name in ("img_ids", "txt_ids")}
-        apply_toma(model, **STRIDED)
+        steady(model)
         same_picture(output_of(model, inputs | batched), output_of(model, inputs))
 
     def test_a_cache_of_references_is_refused(self):
         """klein puts references first in the step that fills the cache."""
-        model, inputs = BY_NAME["flux2"].build(), flux2_edit(10)
+        model, inputs = one("flux2").build(), flux2_edit(10)
         if "kv_cache_mode" not in type(model).forward.__wrapped__.__code__.co_varnames:
             pytest.skip(f"diffusers {diffusers.__version__} has no KV cache for FLUX.2")
         model.set_attn_processor(kv_processors(model))
         cached = {"kv_cache_mode": "extract", "num_ref_tokens": REFERENCE}
-        refuses(model, inputs | cached, "KV cache puts reference images before the image.*remove_toma")
+        refuses(model, inputs | cached, "KV cache puts reference images before the image")
 
 
 def kv_processors(model: nn.Module) -> dict:
@@ -99,48 +150,34 @@ def kv_processors(model: nn.Module) -> dict:
 @FLUX3
 def test_flux3_with_references_is_refused():
     references = {"image_cond_hidden_states": random(2, REFERENCE, 8), "image_cond_ids": ids(4, 6, 4, 10)}
-    refuses(BY_NAME["flux3"].build(), BY_NAME["flux3"].inputs() | references, r"FLUX\.3 with reference images")
+    refuses(one("flux3").build(), one("flux3").inputs() | references, r"FLUX\.3 with reference images")
 
 
 @QWEN
 class TestQwenEdit:
-    @scopes
-    @pytest.mark.parametrize("zero_cond_t", [False, True])
-    def test_references_stay_whole(self, scope, zero_cond_t):
-        """With `zero_cond_t`, references are modulated as clean pictures: `modulate_index` names them."""
-        model = BY_NAME["qwen-image"].build(zero_cond_t=zero_cond_t)
-        _, lengths, _ = merged_and_back(model, qwen_edit((4, 6), (8, 8)), scope)
-        whole = TEXT + IMAGE // 2 + REFERENCE + 64
-        assert set(lengths) == {(whole, whole)}
-
     def test_pictures_of_several_sizes_are_refused(self):
         inputs = qwen_edit((4, 6)) | {"img_shapes": [[(1, 8, 8), (1, 4, 6)], [(1, 4, 16), (1, 4, 6)]]}
-        model = BY_NAME["qwen-image"].build()
-        apply_toma(model, **STRIDED)
+        model = one("qwen-image").build()
+        steady(model)
         with pytest.raises(UsageError, match=r"\(1, 8, 8\), \(1, 4, 16\).*images of one size"):
             output_of(model, inputs)
 
     def test_layered_is_refused(self):
-        model = BY_NAME["qwen-image"].build(use_layer3d_rope=True)
+        model = one("qwen-image").build(use_layer3d_rope=True)
         with pytest.raises(UsageError, match="Qwen-Image-Layered makes several layers"):
-            apply_toma(model, **STRIDED)
+            steady(model)
 
 
 @QWEN21
 class TestQwen21:
-    family = BY_NAME["qwen-image-21"]
+    family = one("qwen-image-21")
 
     def build(self) -> nn.Module:
         return self.family.build()
 
-    @scopes
-    def test_padded_prompt(self, scope):
-        _, lengths, _ = merged_and_back(self.build(), qwen21_padded(), scope)
-        assert set(lengths) == {(TEXT, TEXT), (IMAGE // 2, TEXT + IMAGE // 2)}
-
     def test_what_is_padding_does_not_matter(self):
         model, inputs = self.build(), qwen21_padded()
-        apply_toma(model, **STRIDED)
+        steady(model)
         other = inputs["encoder_hidden_states"].clone()
         other[1, -2:] = 7.0
         ours, theirs = (
@@ -148,12 +185,6 @@ class TestQwen21:
             for text in (inputs["encoder_hidden_states"], other)
         )
         same_picture(ours, theirs)
-
-    @scopes
-    def test_edit(self, scope):
-        _, lengths, _ = merged_and_back(self.build(), qwen21_edit(), scope)
-        before = TEXT + REFERENCE
-        assert lengths == [(2, 2), (REFERENCE, 26), (4, before), (IMAGE // 2, before + IMAGE // 2)] * 3
 
     @scopes
     @pytest.mark.parametrize("make", [qwen21_inputs, qwen21_padded, qwen21_edit])
@@ -166,7 +197,7 @@ class TestQwen21:
         for merges in (False, True):
             model, cache = self.build(), QwenImage21KVCache(3)
             if merges:
-                apply_toma(model, **STRIDED, scope=scope)
+                steady(model, scope=scope)
             for mode in ("extract", "cached"):
                 pictures.append(output_of(model, inputs | {"kv_cache": cache, "kv_cache_mode": mode})[:, -IMAGE:])
             with AttentionLengths() as lengths:
@@ -186,7 +217,7 @@ class TestQwen21:
         from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21FlexAttnProcessor
 
         model = self.build()
-        apply_toma(model, **STRIDED)
+        steady(model)
         model.set_attn_processor(QwenImage21FlexAttnProcessor())
         with pytest.raises(UsageError, match=r"QwenImage21FlexAttnProcessor.*use the default QwenImage21AttnProcessor"):
             output_of(model, self.family.inputs())
@@ -198,21 +229,12 @@ def tensors_of(layer_cache: object) -> list[torch.Tensor]:
 
 @Z_IMAGE
 class TestZImage:
-    family = BY_NAME["z-image"]
-
-    @scopes
-    @pytest.mark.parametrize("size", [(16, 16), (14, 14), (10, 18)], ids=str)
-    def test_ragged_captions_and_padding(self, scope, size):
-        """49 and 45 tokens are padded to 64; the captions of 5 and 45 to 32 and 64, the shorter one then to 64."""
-        inputs = self.family.inputs(height=size[0], wide=size[1])
-        _, lengths, _ = merged_and_back(self.family.build(), inputs, scope, num_regions=1)
-        tokens = size[0] * size[1] // 4
-        assert lengths[2:] == [(128 - tokens // 2, 128 - tokens // 2)] * 3
+    family = one("z-image")
 
     def test_every_caption_keeps_its_own_picture(self):
         """A batch is the same as its pictures one by one, whose captions are padded otherwise."""
         model = self.family.build()
-        apply_toma(model, **STRIDED)
+        steady(model)
         inputs = self.family.inputs()
         together = output_of(model, inputs)
         for index in range(2):
@@ -221,7 +243,7 @@ class TestZImage:
 
     def test_omni_mode_is_refused(self):
         model = self.family.build()
-        apply_toma(model, **STRIDED)
+        steady(model)
         inputs = self.family.inputs()
         with pytest.raises(UsageError, match="omni mode"):
             output_of(model, inputs | {"x": [[each] for each in inputs["x"]]})
@@ -230,7 +252,7 @@ class TestZImage:
         pictures = [random(4, 1, 16, 16), random(4, 1, 8, 16)]
         inputs = self.family.inputs() | {"x": pictures}
         model = self.family.build()
-        handle = apply_toma(model, **STRIDED)
+        handle = steady(model)
         with pytest.raises(UsageError, match=r"different sizes \(\[4, 1, 16, 16\], \[4, 1, 8, 16\]\)"):
             model(**inputs)
         handle.enabled = False
@@ -243,56 +265,12 @@ class TestZImage:
 
 
 @KREA2
-@scopes
-def test_krea2_without_a_mask(scope):
-    inputs = BY_NAME["krea2"].inputs() | {"encoder_attention_mask": None}
-    _, lengths, _ = merged_and_back(BY_NAME["krea2"].build(), inputs, scope)
-    assert lengths[2:] == [(TEXT + IMAGE // 2, TEXT + IMAGE // 2)] * 3
-
-
-@KREA2
 def test_krea2_looks_at_no_padding():
-    model, inputs = BY_NAME["krea2"].build(), BY_NAME["krea2"].inputs()
-    apply_toma(model, **STRIDED)
+    model, inputs = one("krea2").build(), one("krea2").inputs()
+    steady(model)
     other = inputs["encoder_hidden_states"].clone()
     other[:, -2:] = 7.0
     same_picture(output_of(model, inputs | {"encoder_hidden_states": other}), output_of(model, inputs))
-
-
-@CHROMA
-class TestChroma:
-    family = BY_NAME["chroma"]
-
-    @scopes
-    def test_without_a_mask(self, scope):
-        _, lengths, _ = merged_and_back(self.family.build(), self.family.inputs() | {"attention_mask": None}, scope)
-        assert set(lengths) == {(TEXT + IMAGE // 2, TEXT + IMAGE // 2)}
-
-    @scopes
-    def test_residuals_of_a_controlnet(self, scope):
-        """The model writes them into what its single blocks return."""
-        residuals = {
-            "controlnet_block_samples": [random(2, IMAGE, 32, seed=index) for index in range(2)],
-            "controlnet_single_block_samples": [random(2, IMAGE, 32, seed=9 + index) for index in range(3)],
-        }
-        model, inputs = self.family.build(), self.family.inputs() | residuals
-        merged_and_back(model, inputs, scope)
-        handle = apply_toma(model, **STRIDED, scope=scope)
-        output_of(model, inputs)
-        assert ("block by block" in str(handle.summary())) == (scope == "stage")
-
-
-@pytest.mark.parametrize("family", [BY_NAME["qwen-image"], BY_NAME["z-image"]], ids=named)
-def test_stages_go_block_by_block_under_a_controlnet(family):
-    residuals = [random(2, IMAGE, 32, seed=index) for index in range(3)]
-    if family.name == "z-image":
-        residuals = {index: random(2, 128, 32, seed=index) for index in range(3)}
-    inputs = family.inputs() | {"controlnet_block_samples": residuals}
-    by_stage, by_block = family.build(), family.build()
-    handle = apply_toma(by_stage, **STRIDED, scope="stage")
-    apply_toma(by_block, **STRIDED, scope="block")
-    same_picture(output_of(by_stage, inputs), output_of(by_block, inputs))
-    assert "a ControlNet adds its residuals after every block" in str(handle.summary())
 
 
 class TestRefused:
@@ -306,8 +284,8 @@ class TestRefused:
         model_class = getattr(diffusers, name)
         model = model_class.__new__(model_class)
         nn.Module.__init__(model)
-        with pytest.raises(UsageError, match=f"{name} is not supported: {REFUSED[name]}. Supported are: UNet2D"):
-            apply_toma(model)
+        with pytest.raises(UsageError, match=f"{name} is not supported: {REFUSED[name]}"):
+            steady(model)
 
     def test_every_name_is_one_of_diffusers(self):
         """Of the diffusers that this is developed with."""
@@ -328,4 +306,4 @@ class TestRefused:
             caption_channels=8,
         )
         with pytest.raises(UsageError, match="SanaTransformer2DModel is not supported: its attention is linear"):
-            apply_toma(model)
+            steady(model)

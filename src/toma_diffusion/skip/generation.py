@@ -1,0 +1,128 @@
+"""What is settled when a generation begins: which steps are computed, and how the others are predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from toma_diffusion.engine.clock import Running, StepCounter, Tick
+from toma_diffusion.errors import UsageError
+from toma_diffusion.skip import prior
+from toma_diffusion.skip.config import BySteps, Skip
+from toma_diffusion.skip.learned import LEARN_AGAIN, LearnedSteps, Weights
+from toma_diffusion.skip.levels import Levels, read_levels
+from toma_diffusion.skip.schedule import computed_steps
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation. As it is made, nothing is known of it: every step is computed."""
+
+    number: int = 0
+    num_steps: int | None = None
+    levels: Levels | None = None
+    computed: tuple[int, ...] | None = None
+    """The steps that are computed; None: all."""
+    learned: LearnedSteps | None = None
+    """How the others are predicted, if it was learned."""
+    scheduler: str = ""
+    """The name of its class, if it is known."""
+    guidance: float | None = None
+    skip: Skip | None = None
+    """The settings."""
+
+    @classmethod
+    def begin(
+        cls,
+        model: nn.Module,
+        tick: Tick,
+        steps: StepCounter,
+        running: Running | None,
+        by_steps: BySteps,
+        *,
+        teaches: bool,
+    ) -> Generation:
+        """Settle it at its first call.
+
+        Args:
+            model: the denoiser.
+            tick: the place of the call.
+            steps: knows the scheduler.
+            running: the pipeline, if one is running.
+            by_steps: the settings, by the number of steps.
+            teaches: whether it is learned from: every step is computed then.
+        """
+        scheduler, name = steps.scheduler, type(model).__name__
+        num_steps = tick.num_steps
+        skip = by_steps(num_steps)
+        if skip is not None and num_steps is None and not isinstance(skip.computed, tuple):
+            raise RuntimeError(
+                f"computed={skip.computed} needs the number of steps, which is not known here. Call "
+                "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
+                "a pipeline, or say which steps are computed."
+            )
+        eta = 0.0 if running is None else float(running.variables.get("eta") or 0.0)
+        levels = None
+        if scheduler is not None and num_steps is not None:
+            levels = read_levels(scheduler, steps.first, num_steps, eta, name)
+        of_scheduler = "" if scheduler is None else type(scheduler).__name__
+        guidance = None if running is None else running.guidance
+        begun = cls(tick.generation, num_steps, levels, scheduler=of_scheduler, guidance=guidance, skip=skip)
+        return begun if skip is None or teaches else begun._skipping(skip, name)
+
+    def _skipping(self, skip: Skip, model_class: str) -> Generation:
+        num_steps, learned = self.num_steps, None
+        if skip.learned is not None:
+            angles = () if self.levels is None else self.levels.angles
+            skip.learned.check(model_class, num_steps, self.scheduler, self.guidance, angles)
+            learned = skip.learned.of(skip.count(skip.learned.num_steps))
+        if num_steps is None:
+            assert isinstance(skip.computed, tuple)
+            return replace(self, computed=skip.computed, learned=learned)
+        computed = computed_steps(skip, num_steps, self.levels)
+        return replace(self, computed=None if len(computed) == num_steps else computed, learned=learned)
+
+    def computes(self, step: int) -> bool:
+        """Whether the plan is to run the denoiser in that step."""
+        beyond = self.num_steps is not None and step >= self.num_steps
+        return self.computed is None or beyond or step in self.computed
+
+    @property
+    def needs(self) -> tuple[int, bool]:
+        """How many outputs of a pass must be kept, and whether the sample of the last computed step."""
+        depth, sample = prior.needs(self.levels)
+        if self.learned is not None:
+            return max(depth, self.learned.depth), sample or self.learned.needs_last_sample
+        return depth, sample
+
+    def weights(self, tick: Tick, kept: tuple[int, ...]) -> Sequence[Weights]:
+        """Those of a skipped step: for each of the passes that make up the batch, or of all of them.
+
+        Args:
+            tick: the place of the call.
+            kept: the last computed steps, the latest first.
+        """
+        learned = self.learned_weights(tick, kept)
+        return [prior.predicted(self.levels, kept, tick.step)] if learned is None else learned
+
+    def learned_weights(self, tick: Tick, kept: tuple[int, ...]) -> Sequence[Weights] | None:
+        """None if none were learned for this step, or if other steps than planned were computed before."""
+        learned = self.learned
+        if learned is None or tick.step not in learned.weights:
+            return None
+        first = tick.ordinal * tick.parts
+        weights = learned.weights[tick.step][first : first + tick.parts]
+        depth = max((len(each.outputs) for each in weights), default=0)
+        expected = tuple(each for each in reversed(learned.computed) if each <= tick.step)[:depth]
+        return weights if len(weights) == tick.parts and kept[:depth] == expected else None
+
+    def check_passes(self, count: int) -> None:
+        """Raise `UsageError` if weights were learned for another number of passes over a step. 0: not known yet."""
+        learned = None if self.skip is None or self.learned is None else self.skip.learned
+        if learned is not None and learned.passes and count and count != learned.passes:
+            raise UsageError(
+                f"the weights of skipped steps were learned for {learned.passes} passes over a step, and this "
+                f"generation has {count}: guide it as it was learned, or {LEARN_AGAIN}."
+            )
