@@ -223,14 +223,17 @@ class Job:
     def plan(self, pipe: Any, prompts: Sequence[str], steps: int, metrics: MetricSet) -> EvalPlan:
         """The pictures of one number of steps."""
         setup, every = self.setup, metrics.clip or metrics.image
-        width, height = setup.size or (None, None)
+        clips = makes_clips(pipe)
+        width, height = (setup.size or (None, None)) if clips else (None, None)
         return EvalPlan(
             model=self.name,
             prompts=tuple(prompts),
             steps=steps,
             guidance=setup.guidance,
-            clips=makes_clips(pipe),
-            **{"width": width, "height": height, "frames": setup.frames} if makes_clips(pipe) else {},
+            clips=clips,
+            width=width,
+            height=height,
+            frames=setup.frames if clips else None,
             dtype=str(pipe.dtype).removeprefix("torch."),
             weights=fingerprint(pipe),
             metrics=tuple(metric.name for metric in every),

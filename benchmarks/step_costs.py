@@ -18,10 +18,7 @@ from toma_lab.columns import SHORTCUTS
 from toma_lab.columns.block_caches import FirstBlockCache
 from toma_lab.columns.deepcache import DeepCache
 from toma_lab.costs import BLOCKS, CACHED, FILE, MERGED, SMALLEST_GRID, TIME_SETTINGS, StepCost
-<<<<<<< HEAD
-=======
 from toma_lab.rows import COLUMNS, Row, read_csv
->>>>>>> main
 
 from toma_diffusion.merge.schedule import Schedule
 from toma_diffusion.others import METHODS
