@@ -6,13 +6,12 @@ Every number of steps is a panel. The file follows the reader's light or dark co
 """
 
 import argparse
-import csv
 from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from table_rows import AS_IT_WAS, SKIPPING, line_of, point_of, setting_of
+from table_rows import AS_IT_WAS, SKIPPING, line_of, point_of, read_rows, setting_of
 from toma_lab.report.front import Curves, Point, draw
 
 ROOT = Path(__file__).parents[1]
@@ -116,10 +115,8 @@ def main() -> None:
         if not source.exists():
             print(f"Left out: there are no rows in {source.name}")
             continue
-        with source.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": output.stem, "font.size": 9, **inks}):
-            write(figure_of(rows), output)
+            write(figure_of(read_rows(source)), output)
         print(f"Wrote {output.name}")
 
 

@@ -223,14 +223,17 @@ class Job:
     def plan(self, pipe: Any, prompts: Sequence[str], steps: int, metrics: MetricSet) -> EvalPlan:
         """The pictures of one number of steps."""
         setup, every = self.setup, metrics.clip or metrics.image
-        width, height = setup.size or (None, None)
+        clips = makes_clips(pipe)
+        width, height = (setup.size or (None, None)) if clips else (None, None)
         return EvalPlan(
             model=self.name,
             prompts=tuple(prompts),
             steps=steps,
             guidance=setup.guidance,
-            clips=makes_clips(pipe),
-            **{"width": width, "height": height, "frames": setup.frames} if makes_clips(pipe) else {},
+            clips=clips,
+            width=width,
+            height=height,
+            frames=setup.frames if clips else None,
             dtype=str(pipe.dtype).removeprefix("torch."),
             weights=fingerprint(pipe),
             metrics=tuple(metric.name for metric in every),
@@ -368,6 +371,8 @@ class Measuring:
 
     def __init__(self, folder: EvalFolder, pipe: Any, metrics: MetricSet, rows: Rows, costs: StepCosts) -> None:
         self.folder, self.rows, self.costs = folder, rows, costs
+        self.made: dict[Column, Column] = {}
+        """What was measured, by what it does: a column of several parts is generated once."""
         against = {CONVERGED: converged_column()} if CONVERGED in folder.plan.metrics else {}
         self.references = [BASE, *against.values()]
         self.evaluation = Evaluation(
@@ -380,20 +385,21 @@ class Measuring:
     def add(self, run: str, column: Column) -> bool:
         """Measure a column and write its row. Returns whether it did not fail."""
         started, plan = time.perf_counter(), self.folder.plan
-        about, alone = f"{plan.model}, {plan.steps} steps, {run}: {column.title}", column.alone()
-        if alone not in self.references:
-            self.evaluation.run([alone])
-        failure = next((row["failure"] for row in self._of(alone) if row.get("failure")), "")
+        about, made = f"{plan.model}, {plan.steps} steps, {run}: {column.title}", self.made.get(column.alone())
+        if made is None:
+            made = self.made[column.alone()] = column
+            self.evaluation.run([made])
+        failure = next((row["failure"] for row in self._of(made) if row.get("failure")), "")
         if failure:
             print(f"Failed: {about}: {failure}", flush=True)
             return False
-        for item in plan.items if alone not in self.references else ():
-            self.folder.picture(alone, item).unlink(missing_ok=True)
-        (row,) = rows_of(self.folder, [alone])
+        for item in plan.items if made not in self.references else ():
+            self.folder.picture(made, item).unlink(missing_ok=True)
+        (row,) = rows_of(self.folder, [made])
         row |= column.cells | {"run": run, "blocks": plan.blocks, "weights": plan.weights}
         row |= {"lpips_weights": json.loads(row.pop("sources")).get("lpips", "")}
         row |= {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "speedup": ""}
-        row |= {"seconds": f"{fmean(float(each['seconds']) for each in self._of(alone)):.4f}"}
+        row |= {"seconds": f"{fmean(float(each['seconds']) for each in self._of(made)):.4f}"}
         row |= gain_of(row, column, self.costs)
         self.rows.add(row)
         shown = ("gain", *METRICS, CONVERGED, FLICKER)

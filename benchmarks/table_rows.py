@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from toma_lab.columns import parse_shortcut, shortcut_class
+from toma_lab.rows import COLUMNS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -26,16 +27,19 @@ MISSING = "—"
 Row = dict[str, str]
 
 
-class Cells(dict[str, str]):
-    """A row whose other columns are empty."""
-
-    def __missing__(self, name: str) -> str:
-        return ""
-
-
 def read(name: str) -> list[Row]:
-    with (RESULTS / name).open(newline="", encoding="utf-8") as file:
-        return [Cells(row | {"file": name}) for row in csv.DictReader(file)]
+    return [row | {"file": name} for row in read_rows(RESULTS / name)]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file. Columns that it does not have are empty. What a plan is shared by has the name that it has in
+    most rows."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [dict.fromkeys(COLUMNS, "") | row for row in csv.DictReader(file)]
+    for row in rows:
+        for new, old in (("share_plan=True", "share=plan"), ("share_plan=False", "share=nothing")):
+            row["changed"] = row["changed"].replace(new, old)
+    return rows
 
 
 def read_equal_cost(model: str) -> list[Row]:

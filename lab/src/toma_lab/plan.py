@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from toma_lab.pipelines.clips import ClipRequest
 from toma_lab.pipelines.generation import ImageRequest
@@ -14,7 +14,8 @@ from toma_lab.rows import Row
 Self = TypeVar("Self", bound="Plan")
 
 
-class Item(NamedTuple):
+@dataclass(frozen=True)
+class Item:
     """One picture, or clip, to generate."""
 
     index: int
@@ -70,7 +71,8 @@ class Plan:
     @classmethod
     def from_dict(cls: type[Self], values: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        read: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        return cls(**read)
 
 
 def _plain(value: Any) -> Any:

@@ -40,7 +40,7 @@ Task = TypeVar("Task")
 class Made:
     """Pictures of one call, and what they cost."""
 
-    pictures: list[Any]
+    pictures: Sequence[Any]
     seconds: float
     """For one of them."""
     skipped: float | None = None

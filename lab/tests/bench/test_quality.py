@@ -1,6 +1,5 @@
 """benchmarks/quality.py: what can be asked for, rows that stay, and a small run of it all."""
 
-import csv
 import importlib
 import json
 import sys
@@ -13,16 +12,20 @@ from toma_lab.columns import ColumnSpec
 from toma_lab.pipelines.checkpoints import load_pipeline
 from toma_lab.pipelines.generation import ImageRequest
 
-from toma_diffusion import ToMAConfig
 from toma_diffusion.skip.learned import Learned, LearnedSteps, Weights
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 @pytest.fixture
 def quality(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("quality")
+
+
+@pytest.fixture
+def columns(quality):
+    return importlib.import_module("quality_columns")
 
 
 @pytest.fixture
@@ -36,8 +39,7 @@ def run(quality, tmp_path, monkeypatch):
         with pytest.raises(SystemExit) as ended:
             quality.main()
         assert ended.value.code == 0
-        with (tmp_path / "quality_pipeline_cpu.csv").open(newline="") as file:
-            return list(csv.DictReader(file))
+        return importlib.import_module("table_rows").read_rows(tmp_path / "quality_pipeline_cpu.csv")
 
     return invoke
 
@@ -46,19 +48,18 @@ COMPUTED = {"balanced": (0, 1, 2), "fast": (0, 1), "faster": (0,)}
 QUICK = "--no-converged"
 
 
-@pytest.mark.skipif(not ToMAConfig.knows("region_tokens"), reason="the sweeps are of settings that come with it")
 @pytest.mark.parametrize("steps", [4, 20])
-def test_every_method_can_be_asked_for_once(quality, steps):
-    at = quality.Conditions(steps, has_guidance=True, computed=COMPUTED)
-    for part in (*quality.PARTS.values(), *quality.CLIP_PARTS.values()):
-        methods = quality.methods_of(part, at, "skip_blocks=()")
+def test_every_method_can_be_asked_for_once(columns, steps):
+    at = columns.Conditions(steps, has_guidance=True, computed=COMPUTED)
+    for part in (*columns.PARTS.values(), *columns.CLIP_PARTS.values()):
+        methods = columns.methods_of(part, at, "skip_blocks=()")
         assert len({ColumnSpec.parse(method) for method in methods}) == len(methods) > 0
 
 
-def test_changes_are_made_where_they_count(quality):
+def test_changes_are_made_where_they_count(columns):
     methods = ["steps:3", "toma-stage", "toma:scale=inf+steps:3", "tomesd", "toma-stage:skip_blocks=(0,)"]
-    part = quality.Part(lambda at: methods)
-    assert quality.methods_of(part, quality.Conditions(4, True), "skip_blocks=(1,)") == [
+    part = columns.Part(lambda at: methods)
+    assert columns.methods_of(part, columns.Conditions(4, True), "skip_blocks=(1,)") == [
         "steps:3",
         "toma-stage:skip_blocks=(1,)",
         "toma:scale=inf;skip_blocks=(1,)+steps:3",
@@ -68,8 +69,8 @@ def test_changes_are_made_where_they_count(quality):
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(4, [3, 2]), (20, [17, 16, 14, 12, 10, 8])])
-def test_fewer_steps_save_more_and_more(quality, steps, expected):
-    assert quality.fewer(steps) == expected
+def test_fewer_steps_save_more_and_more(columns, steps, expected):
+    assert columns.fewer(steps) == expected
 
 
 def test_rows_of_several_parts_and_steps(run, capsys):
@@ -119,7 +120,7 @@ class TestEqualCost:
     def test_lists_are_those_of_the_presets(self, rows, quality):
         pipe = load_pipeline(str(pipeline_folder()), "cpu")
         computed = quality.computed_by_presets(pipe, ImageRequest("", steps=8))
-        lists = [json.loads(row["variant"])["shortcuts"][0]["settings"] for row in rows if row["run"] == "lists"]
+        lists = [json.loads(row["column"])["shortcuts"][0]["settings"] for row in rows if row["run"] == "lists"]
         assert [tuple(each["computed"]) for each in lists] == [*computed.values()]
         presets = [row for row in rows if row["run"] == "skip"]
         assert [row["title"] for row in presets] == ["balanced", "fast", "faster"]
@@ -161,14 +162,15 @@ def test_distance_to_the_converged_pictures(run, quality, monkeypatch, tmp_path)
     assert distances.pop("6 steps") == 0
     assert all(distances.values())
     assert rows[0]["lpips"] == ""
-    kept = sorted((tmp_path / "local" / "pipeline").glob("*.pt"))
-    assert [path.name.partition("-")[0] for path in kept] == ["6", "6", "8", "8"]
+    kept = {path.parent.name for path in (tmp_path / "local").glob("*/images/*/*.png")}
+    assert kept == {"baseline", "converged-6"}
 
 
-def test_pictures_of_the_model_as_it_is_are_made_once(run, quality, monkeypatch):
+def test_pictures_of_the_model_as_it_is_are_made_once(run, tmp_path):
     run("--only", "steps", "--steps", "8", QUICK)
-    monkeypatch.setattr(quality.OwnImages, "_make", None)
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("local/*/images/*/*.png")}
     assert len(run("--only", "steps", "--only", "skip", "--steps", "8", QUICK)) == 1 + 3 + 3
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("local/*/images/*/*.png")} == kept
 
 
 def test_rows_without_the_converged_distance_are_measured_again_if_it_is_wanted(run, quality, monkeypatch):

@@ -1,6 +1,5 @@
 """benchmarks/quality.py on a tiny Wan: clips in place of images."""
 
-import csv
 import importlib
 import sys
 from argparse import Namespace
@@ -10,17 +9,17 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from tiny_clips import FRAMES, SIZE, clip_folder
-from tiny_text import pipeline_folder
 from tiny_weights import lpips_file
-from toma_lab.columns import ColumnSpec
 from toma_lab.metrics import ClipSample, Weights, open_metrics
 from toma_lab.pipelines.checkpoints import load_pipeline
 from toma_lab.pipelines.clips import ClipRequest, generate_clips
+from toma_lab.runner import Maker
 
-from toma_diffusion import apply_toma
+from toma_diffusion import Merge, speed_up
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 Row = dict[str, str]
 
 
@@ -52,8 +51,7 @@ def invoke(quality: ModuleType, folder: Path, *options: str, code: int = 0) -> l
             quality.main()
     assert ended.value.code == code
     (path,) = folder.glob("quality_*.csv")
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return importlib.import_module("table_rows").read_rows(path)
 
 
 PARTS = [option for part in ("fewer steps", "presets", "frames", "skip", "reference") for option in ("--only", part)]
@@ -69,14 +67,12 @@ def folder(quality, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def rows(folder) -> list[Row]:
-    with (folder / "quality_video_cpu.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return importlib.import_module("table_rows").read_rows(folder / "quality_video_cpu.csv")
 
 
 def planned(quality: ModuleType, pipe, share: str = "1/1") -> dict[int, list]:
-    return quality.plan(
-        pipe, quality.SETUPS["bundled-video"], Namespace(steps="", only=None, share=share, learned=None)
-    )
+    job = quality.Job("", "bundled-video", quality.SETUPS["bundled-video"])
+    return quality.wanted_of(pipe, job, Namespace(steps="", only=None, share=share, learned=None))
 
 
 def found(rows: list[Row], run: str, title: str) -> Row:
@@ -89,8 +85,7 @@ def test_the_rows(rows, folder):
         ("bundled-video", "2", "9", "64x48")
     }
     assert str(clip_folder()) not in (folder / "quality_video_cpu.csv").read_text()
-    baseline, floor = rows[:2]
-    assert (baseline["title"], floor["title"]) == ("baseline", "noise floor")
+    baseline, floor = found(rows, "reference", "baseline"), found(rows, "reference", "noise floor")
     assert baseline["flicker"] == baseline["psnr"] == ""
     within = found(rows, "frames", "toma-stage 0.5, region_frames=1, region_tokens=256, skip_blocks=[]")
     over = found(rows, "frames", "toma-stage 0.5, region_frames=4, region_tokens=256, skip_blocks=[]")
@@ -110,7 +105,7 @@ def test_figures_are_those_of_toma_eval(rows, quality, tmp_path):
         ClipRequest(prompts[index * (len(prompts) // 16)], index, 4, 4.0, *SIZE, frames=FRAMES) for index in (0, 1)
     ]
     whole = [generate_clips(pipe, [request])[0] for request in requests]
-    with apply_toma(pipe, "toma-stage", ratio=0.5, skip_blocks=()):
+    with speed_up(pipe, merge=Merge(ratio=0.5, skip_blocks=())):
         merged = [generate_clips(pipe, [request])[0] for request in requests]
     weights = Weights(lpips=lpips_file(tmp_path))
     metrics = open_metrics(("ssim", "lpips", "flicker"), weights, pipe.device, clips=True).clip
@@ -137,53 +132,35 @@ def test_shares_have_every_row_and_no_clip_twice(quality):
     pipe = load_pipeline(str(clip_folder()), "cpu")
     whole, *shares = (planned(quality, pipe, share)[20] for share in ("1/1", "1/3", "2/3", "3/3"))
     assert sorted(map(str, whole)) == sorted(str(each) for share in shares for each in share)
-    generated = [{quality.settings_alone(variant) for _, variant in share} for share in shares]
+    generated = [{column.alone() for _, column in share} for share in shares]
     assert len(set.union(*generated)) == sum(map(len, generated)) < len(whole)
 
 
-def test_what_fails_stops_nothing_else(quality, tmp_path, monkeypatch, capsys):
-    figures = quality.Measurement.figures
+def test_what_has_no_memory_stops_nothing_else(quality, tmp_path, monkeypatch, capsys):
+    make = Maker.make
 
-    def failing(self, variant):
-        if variant.title in ("noise floor", "3 steps"):
-            raise RuntimeError("out of memory")
-        return figures(self, variant)
+    def failing(maker, column, requests):
+        if column.title in ("noise floor", "3 steps"):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return make(maker, column, requests)
 
-    monkeypatch.setattr(quality.Measurement, "figures", failing)
-    found = invoke(quality, tmp_path, "--only", "fewer steps", "--only", "reference", code=1)
-    assert [row["title"] for row in found] == ["baseline", "2 steps"]
+    monkeypatch.setattr(Maker, "make", failing)
+    rows = invoke(quality, tmp_path, "--only", "fewer steps", "--only", "reference", code=1)
+    assert [row["title"] for row in rows] == ["baseline", "2 steps"]
     said = capsys.readouterr().out
-    assert "Failed: bundled-video, 4 steps, fewer steps: 3 steps: RuntimeError('out of memory')" in said
+    assert "Failed: bundled-video, 4 steps, fewer steps: 3 steps: OutOfMemoryError: CUDA out of memory" in said
 
 
 def test_fewer_methods_where_there_is_no_sweep(quality):
-    for part in quality.CLIP_PARTS.values():
-        everything, chosen = (
-            {ColumnSpec.parse(each) for each in quality.methods_of(part, quality.Conditions(20, True, sweep), "")}
-            for sweep in (True, False)
-        )
-        assert chosen <= everything
     wanted = planned(quality, load_pipeline(str(clip_folder()), "cpu"))
     assert list(wanted) == [20, 8, 50]
-    counts = {steps: len({quality.settings_alone(each) for _, each in wanted[steps]}) for steps in wanted}
+    counts = {steps: len({column.alone() for _, column in wanted[steps]}) for steps in wanted}
     assert max(counts[8], counts[50]) < counts[20] < 120
 
 
 def test_a_part_of_images_is_left_out(quality, tmp_path, capsys):
     invoke(quality, tmp_path, "--only", "fewer steps", "--only", "guidance")
     assert "Left out: guidance: a WanPipeline has no such part." in capsys.readouterr().out
-
-
-def test_older_rows_of_images_are_kept(quality, tmp_path):
-    options = ("--model", str(pipeline_folder()), "--only", "fewer steps")
-    measured = invoke(quality, tmp_path, *options, "--commit", "one")
-    assert {(row["frames"], row["flicker"]) for row in measured} == {("", "")}
-    path = tmp_path / "quality_pipeline_cpu.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [name for name in measured[0] if name not in ("frames", "flicker")])
-        writer.writeheader()
-        writer.writerows({name: row[name] for name in writer.fieldnames} for row in measured)
-    assert invoke(quality, tmp_path, *options, "--commit", "one", "--gains") == measured
 
 
 def test_gains_of_no_rows_make_no_file(quality, tmp_path, monkeypatch):

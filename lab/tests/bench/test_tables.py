@@ -2,22 +2,23 @@
 
 import importlib
 import re
-from itertools import combinations, groupby
+from itertools import groupby
 from pathlib import Path
 
 import pytest
-from tiny import build, sdxl_unet
+from tiny import sdxl_unet
+from tiny_clips import clip_pipeline
+from toma_lab.columns import UNCHANGED, ColumnSpec, columns_of
 from toma_lab.costs import StepCosts
-from toma_lab.evaluation.variants import UNMERGED, ColumnSpec, columns_of
+from toma_lab.rows import COLUMNS, Rows
 
-from toma_diffusion.skip.schedule import computed_steps
-
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 pages = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 MARKED = re.compile(r"<!-- rows: (.*?) -->\n(.*?)<!-- end -->", re.DOTALL)
 MEASURED = re.compile(r"PSNR|SSIM|LPIPS|FID|speed-up|\bms\b|µs|seconds|memory", re.IGNORECASE)
 FIGURE = re.compile(r"\d\.\d")
+ROW = dict.fromkeys(COLUMNS, "") | {"images": "32", "guidance": "4", "gpu": "a GPU", "commit": "abc", "blocks": "14"}
 
 
 @pytest.fixture
@@ -75,28 +76,6 @@ def test_the_readme_and_the_pages_have_such_tables():
     }
 
 
-@pytest.mark.parametrize(("path", "name"), marked_tables())
-def test_two_cells_that_are_swapped_are_seen(path, name, tables):
-    """In every column that has two different figures, two of them change places. This table alone is written anew."""
-    part, text = next((found[0], found[2]) for found in MARKED.finditer(path.read_text()) if found[1] == name)
-    lines = text.splitlines()
-    head, _, *body = grids(text)[0]
-    swapped = 0
-    for column in range(len(head)):
-        pairs = combinations(range(len(body)), 2)
-        pair = next((pair for pair in pairs if len({body[row][column] for row in pair}) == 2), None)
-        if pair is None:
-            continue
-        changed = [list(row) for row in body]
-        first, second = pair
-        changed[first][column], changed[second][column] = body[second][column], body[first][column]
-        wrong = part.replace(text, "\n".join([*lines[:2], *(f"|{'|'.join(row)}|" for row in changed)]) + "\n")
-        assert wrong != part
-        assert tables.rewritten(wrong) == part
-        swapped += 1
-    assert swapped
-
-
 def test_every_speed_has_its_quality(tables):
     head, _, *rows = grids(tables.headline_table() + "\n")[0]
     assert [title.strip() for title in head[-3:]] == ["LPIPS", "PSNR, dB", "LPIPS, Flux-class model"]
@@ -149,18 +128,15 @@ class TestQuality:
         monkeypatch.setattr(cells, "RESULTS", tmp_path)
 
         def write(model: str, steps: str, part: str, *methods: str, skipped: str = "", converged: str = "") -> None:
-            at = quality.Rows(tmp_path / f"quality_{model}.csv")
-            common = {"steps": steps, "images": "32", "guidance": "4", "gpu": "a GPU", "commit": "abc", "blocks": "14"}
-            variants = (
-                UNMERGED if part == "reference" else columns_of(sdxl_unet(), map(ColumnSpec.parse, methods), [0.5])
-            )
-            for place, variant in enumerate(variants):
-                row = quality.row_of(part, variant, common) | {"lpips": f"{0.1 * (place + 1):.2f}"}
+            at = Rows(tmp_path / f"quality_{model}.csv", quality.KEY)
+            specs = map(ColumnSpec.parse, methods)
+            columns = UNCHANGED if part == "reference" else columns_of(sdxl_unet(), specs, [0.5])
+            for place, column in enumerate(columns):
+                row = ROW | column.cells | {"run": part, "steps": steps, "lpips": f"{0.1 * (place + 1):.2f}"}
                 row |= {"skipped": skipped, "lpips_converged": converged}
-                skip = None if variant.config is None else variant.config.skip
-                if skip is not None:
-                    row["computed"] = str(len(computed_steps(skip, int(steps))))
-                at.add(row | quality.gain_of(row, StepCosts.load("sdxl")))
+                if column.own is not None and column.skips(int(steps)):
+                    row["computed"] = str(len(column.own.computed(int(steps))))
+                at.add(row | quality.gain_of(row, column, StepCosts.load("sdxl")))
 
         return write
 
@@ -222,7 +198,7 @@ class TestQuality:
         assert [line.split("|")[1].strip() for line in lines] == ["UNet, `fast`", "Flux-class, `fast`"]
 
     def test_presets_and_what_they_were(self, tables, add):
-        before = importlib.import_module("quality").BEFORE
+        before = importlib.import_module("quality_columns").BEFORE
         add("tiny", "20", "presets", "toma:scale=1000", "toma-stage", before)
         text = self.table(tables, "presets on tiny")
         assert "| LPIPS | 20 steps, 25% | 20 steps, 50% | 20 steps, 75% |" in text
@@ -231,9 +207,9 @@ class TestQuality:
 
     def test_a_setting_by_its_values(self, tables, add):
         shares = [
-            f"toma-stage:region_tokens={tokens};share={name}" for tokens in (64, 1024) for name in ("nothing", "plan")
+            f"toma-stage:region_tokens={tokens};share_plan={name}" for tokens in (64, 1024) for name in (False, True)
         ]
-        add("bundled", "20", "sharing", *shares, "toma-stage:scope=block;region_tokens=64;share=plan")
+        add("bundled", "20", "sharing", *shares, "toma-stage:scope=block;region_tokens=64;share_plan=True")
         add("4step", "4", "sharing", *shares[:2])
         text = self.table(tables, "settings: sharing")
         assert "| LPIPS | | `share=plan` | `share=nothing` |" in text
@@ -272,14 +248,15 @@ class TestClips:
         """Writes rows of a tiny Wan, of which only fewer steps have a gain."""
         quality = importlib.import_module("quality")
         monkeypatch.setattr(cells, "RESULTS", tmp_path)
-        model = build("WanTransformer3DModel")()
+        model = clip_pipeline().transformer
 
         def write(steps: str, part: str, *methods: str, ratios: tuple[float, ...] = (0.5,)) -> None:
-            at = quality.Rows(tmp_path / "quality_video.csv")
-            common = {"steps": steps, "images": "16", "frames": "16", "resolution": "256x256", "blocks": "8"}
-            for place, variant in enumerate(columns_of(model, map(ColumnSpec.parse, methods), ratios)):
-                row = quality.row_of(part, variant, common) | {"lpips": f"{0.1 * (place + 1):.2f}", "flicker": steps}
-                at.add(row | quality.gain_of(row, StepCosts("wan-480p", ())))
+            at = Rows(tmp_path / "quality_video.csv", quality.KEY)
+            common = ROW | {"images": "16", "frames": "16", "resolution": "256x256", "blocks": "8"}
+            for place, column in enumerate(columns_of(model, map(ColumnSpec.parse, methods), ratios)):
+                row = common | column.cells | {"run": part, "steps": steps}
+                row |= {"lpips": f"{0.1 * (place + 1):.2f}", "flicker": steps}
+                at.add(row | quality.gain_of(row, column, StepCosts("wan-480p", ())))
 
         return write
 
@@ -321,9 +298,9 @@ class TestClips:
     def test_settings(self, tables, add):
         boxes = [f"region_frames={frames};region_tokens={tokens}" for frames in (1, 4) for tokens in (64, 256)]
         add("20", "boxes", *(f"toma-stage:{box};{self.CHANGES}" for box in boxes))
-        add("20", "nearness", *(f"toma-stage:frame_weight={weight};{self.CHANGES}" for weight in (1, 0)))
+        add("20", "nearness", *(f"toma-stage:distance_weight={weight};{self.CHANGES}" for weight in (1, 0)))
         assert "| 20 steps | `region_frames=4` | 0.300 | 0.400 |" in self.table(tables, "settings: boxes")
-        assert "| `frame_weight=0.0` | 0.200 |" in self.table(tables, "settings: nearness")
+        assert "| `distance_weight=0.0` | 0.200 |" in self.table(tables, "settings: nearness")
 
     def test_what_they_show(self, tables, add):
         add("20", "steps", "steps:10")

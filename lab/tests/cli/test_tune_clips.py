@@ -154,7 +154,7 @@ class TestUse:
         assert "note:" not in result.output
         assert {path.name for path in tmp_path.glob("*.mp4")} == {"a.mp4", "a-original.mp4", "a-accelerated.mp4"}
         original = json.loads((tmp_path / "a-original.mp4.json").read_text())
-        assert (original["variant"], original["frames"]) == (None, FRAMES)
+        assert (original["column"], original["frames"]) == (None, FRAMES)
 
     def test_it_is_refused_for_other_steps_and_other_things(self, whole, tmp_path):
         config = whole[0] / "tuned.json"

@@ -102,10 +102,12 @@ def evaluate_command(
         StepCosts.load(time_of)  # raises if there are none
     as_paper = bool(paper or protocol)
     opened = options.open_model(
-        *(model, where, dtype),
-        **{"steps": steps, "guidance": guidance, "size": size, "frames": frames, "fps": fps, "image": image},
+        model,
+        where,
+        dtype,
+        options.Pictures(steps, guidance, size, frames, fps, image),
         usual_steps=PAPER_STEPS if as_paper else options.STEPS,
-        more_steps={"Flux": PAPER_STEPS_OF_FLUX} if as_paper else {},
+        steps_by_class={"Flux": PAPER_STEPS_OF_FLUX} if as_paper else {},
     )
     usual_metrics = [name for name in METRICS if opened.clips or name not in CLIP_METRICS]
     chosen_metrics = tuple(split_list(metrics) or usual_metrics)

@@ -81,8 +81,10 @@ def learn_command(
     where = find_device(device)
     chosen = load_prompts(prompts) if prompts else ()
     opened = options.open_model(
-        *(model, where, dtype),
-        **{"steps": steps, "guidance": guidance, "size": size, "frames": frames, "image": image},
+        model,
+        where,
+        dtype,
+        options.Pictures(steps, guidance, size, frames, image=image),
     )
     opened.pipe.set_progress_bar_config(disable=True)
     chosen = chosen or built_in_prompts(model, clips=opened.clips)
@@ -114,8 +116,8 @@ def learn_command(
     store.delete()
     console.print(_table(learned, "LPIPS" if lpips_weights else "difference of pixels"))
     skips = {name: preset(learned.num_steps).skip for name, preset in PRESETS.items()}
-    counts = {name: skip.count(learned.num_steps) for name, skip in skips.items() if skip is not None}
-    named = next((f'"{name}"' for name, count in counts.items() if count in learned.counts), None)
+    by_preset = {name: skip.count(learned.num_steps) for name, skip in skips.items() if skip is not None}
+    named = next((f'"{name}"' for name, count in by_preset.items() if count in learned.counts), None)
     setting = named or f"skip=Skip(computed={learned.counts[0]})"
     console.print(f"Wrote {output}. Use it: speed_up(pipe, {setting}, learned={str(output)!r})", highlight=False)
 

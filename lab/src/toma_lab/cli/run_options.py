@@ -65,25 +65,35 @@ class Opened:
         return Plan(prompts=(), **self.asked).request(item, self.asked["steps"], self.image)
 
 
+@dataclass(frozen=True)
+class Pictures:
+    """What a user asks of the model. None, and an empty size: the default of the model."""
+
+    steps: int | None
+    guidance: float | None
+    size: str = ""
+    frames: int | None = None
+    fps: float | None = None
+    image: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.guidance is not None and not math.isfinite(self.guidance):
+            raise UsageError(f"--guidance {self.guidance} is not allowed: it must be a number.")
+
+
 def open_model(
     model: str,
     where: torch.device,
     dtype: str,
-    *,
-    steps: int | None,
-    guidance: float | None,
-    size: str = "",
-    frames: int | None = None,
-    fps: float | None = None,
-    image: Path | None = None,
+    pictures: Pictures,
     usual_steps: int = STEPS,
-    more_steps: dict[str, int] | None = None,
+    steps_by_class: dict[str, int] | None = None,
 ) -> Opened:
     """Load a model, after everything that can be checked without it.
 
     Args:
         usual_steps: if neither the user nor the model says how many.
-        more_steps: the same for denoisers whose class begins so.
+        steps_by_class: the same for denoisers whose class begins so.
     """
     from toma_diffusion.engine.install import find_denoisers
     from toma_lab.metrics.base import describe_file
@@ -92,16 +102,15 @@ def open_model(
     from toma_lab.pipelines.clips import ClipRequest, check_request
     from toma_lab.pipelines.generation import makes_clips
 
-    if guidance is not None and not math.isfinite(guidance):
-        raise UsageError(f"--guidance {guidance} is not allowed: it must be a number.")
-    resolution = Resolution.parse(size, 8) if size else None
+    frames, fps, image = pictures.frames, pictures.fps, pictures.image
+    resolution = Resolution.parse(pictures.size, 8) if pictures.size else None
     pipe = load_pipeline(model, str(where), dtype or None)
     clips = makes_clips(pipe)
     if clips or (frames, fps, image) != (None, None, None):
         check_request(pipe, ClipRequest("", frames=frames, fps=fps, image=image))
     name = type(find_denoisers(pipe)[0]).__name__
-    usual = next((count for start, count in (more_steps or {}).items() if name.startswith(start)), usual_steps)
-    steps, guidance = steps_and_guidance(model, steps, guidance, usual)
+    usual = next((count for start, count in (steps_by_class or {}).items() if name.startswith(start)), usual_steps)
+    steps, guidance = steps_and_guidance(model, pictures.steps, pictures.guidance, usual)
     asked = {
         "model": public_name(model),
         "steps": steps,

@@ -99,8 +99,10 @@ def tune_command(
     wish()  # raises, before a model is loaded, for what cannot be wanted
     chosen = load_prompts(prompts) if prompts else ()
     opened = options.open_model(
-        *(model, where, dtype),
-        **{"steps": steps, "guidance": guidance, "size": size, "frames": frames, "fps": fps, "image": image},
+        model,
+        where,
+        dtype,
+        options.Pictures(steps, guidance, size, frames, fps, image),
     )
     names = METRICS_OF_CLIPS if opened.clips else METRICS
     metrics = open_metrics(names, Weights(lpips=lpips_weights), where, clips=opened.clips)
@@ -117,10 +119,11 @@ def tune_command(
     with state.main_process_first():
         folder = TuneFolder.start(output, plan, gather_facts(where, commit))
     options.print_lines(console, [*([goal.note] if goal.note else metrics.missing), *_about_clips(plan)], "Note: ")
-    bars = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    bars = (*bars, TextColumn("left:"), TimeRemainingColumn())
+    times = (TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     with folder.locked(is_first=state.is_main_process):
-        with Progress(*bars, console=console, transient=True) as progress:
+        with Progress(
+            TextColumn("{task.description}"), BarColumn(), *times, console=console, transient=True
+        ) as progress:
             outcome = tune(folder, opened.pipe, metrics, goal, state, progress, image)
         if not state.is_main_process:
             return

@@ -93,7 +93,7 @@ class CacheDiT(Shortcut):
 
     @property
     def more_blocks(self) -> int:
-        return self.value("F") + self.value("B") - 1
+        return int(self.value("F") + self.value("B") - 1)
 
     def steps_of(self, steps: int) -> int:
         if "steps_mask" in self.settings:

@@ -54,7 +54,8 @@ class Column:
         if self.own is not None and self.own.merge is not None:
             parts.append(f"{self.own.merge.ratio:g}")
         if self.overrides:
-            text = json.dumps(self._asked_for, sort_keys=True)
+            learned = None if self.own is None or self.own.learned is None else self.own.learned.to_dict()
+            text = json.dumps([self._asked_for, learned] if learned else self._asked_for, sort_keys=True)
             parts.append(hashlib.sha256(text.encode()).hexdigest()[:8])
         return "-".join([*parts, *(shortcut.slug for shortcut in self.shortcuts)])
 

@@ -75,7 +75,7 @@ class Meter:
             self.folder.write_measured(column, item, {"failure": made})
             return
         self._save_picture(column, item, made)
-        cells = {"seconds": round(made.seconds, 5), "baseline_seconds": round(original.seconds, 5)}
+        cells: Row = {"seconds": round(made.seconds, 5), "baseline_seconds": round(original.seconds, 5)}
         cells |= {} if made.computed is None else {"computed_steps": list(made.computed)}
         scores = self._scores(_picture(made), _picture(original), item.prompt)
         self.folder.write_measured(column, item, cells | scores)
