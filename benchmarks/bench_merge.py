@@ -28,6 +28,7 @@ PAPER = [
 def measure(shape: Shape) -> list[dict[str, object]]:
     tokens = shape.tokens()
     plans = ready_plans(shape, tokens[0])
+    assert plans[0].assignment is not None
     merged = [torch.randn_like(plans[0].merge(each)) for each in tokens]
     whole, few = tokens[0].nbytes, merged[0].nbytes
     matrix = sum(buffer.nbytes for buffer in plans[0].assignment.buffers()) // 2

@@ -8,6 +8,7 @@ from operators import SHAPES, Shape, main, microseconds, ready_plans, row
 def measure(shape: Shape) -> list[dict[str, object]]:
     tokens = shape.tokens()
     plan, reference = ready_plans(shape, tokens[0])
+    assert plan.assignment is not None
     us, reference_us = (
         microseconds(lambda index, each=each: each.assignment.update(tokens[index % len(tokens)], each.destinations))  # type: ignore[misc]
         for each in (plan, reference)

@@ -77,8 +77,8 @@ def _order(row: Row) -> tuple[bool, str, float, int]:
 
 
 def _shared_settings(rows: list[Row]) -> dict[str, object]:
-    """What is the same in all methods and bounds, such as the blocks that a family leaves alone."""
-    settings = [json.loads(row["settings"]) for row in rows if row["method"] != BASELINE]
+    """What is the same in all methods and bounds that merge, such as the blocks that a family leaves alone."""
+    settings = [json.loads(row["settings"]) for row in rows if row.get("ratio")]
     first = settings[0] if settings else {}
     return {name: value for name, value in first.items() if all(each.get(name) == value for each in settings)}
 
@@ -87,6 +87,5 @@ def _method(row: Row, shared: dict[str, object]) -> str:
     """The method, and the settings that distinguish it from the others."""
     settings = {name: value for name, value in json.loads(row["settings"]).items() if name not in shared}
     if row["method"] in (FLOOR, LOWER_BOUND):
-        settings.pop("selection", None)
         settings |= {"assign": "global"} if row.get("assign") == "global" else {}
     return "\n  ".join([row["method"], *(f"{name}={value}" for name, value in settings.items())])

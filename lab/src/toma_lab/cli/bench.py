@@ -96,6 +96,7 @@ def bench(
     timed = with_bounds(denoiser.model, specs, asked_ratios, split_list(scopes), asked_bounds)
     check_integer("repeats", repeats, minimum=1)
     is_cached = cache is not None or any(column.is_cached for column in timed)
+    timed_modes = _modes(split_list(modes), where, compile, is_cached)
     default_size = "x".join(map(str, denoiser.default_size[:2]))
     groups = [
         Group(
@@ -111,7 +112,7 @@ def bench(
         )
         for each_size in split_list(resolution) or [default_size]
         for each_batch in numbers("batch", batch, int) or [denoiser.default_batch]
-        for mode in _modes(split_list(modes), where, compile, is_cached)
+        for mode in timed_modes
     ]
     for column in timed:
         for group in groups:
@@ -148,7 +149,8 @@ def bench(
 def _modes(names: list[str], device: torch.device, compile: str, is_cached: bool) -> tuple[str, ...]:
     if not names:  # everything that the device and the other options allow
         on_gpu = device.type == "cuda"
-        allowed = {"eager": True, "compiled": on_gpu and compile != "none", "graph": on_gpu and not is_cached}
+        captures = on_gpu and not is_cached and compile != "graphs"
+        allowed = {"eager": True, "compiled": on_gpu and compile != "none", "graph": captures}
         return tuple(mode for mode, is_allowed in allowed.items() if is_allowed)
     if "graph" in names and device.type == "cpu":
         refusal = "mode 'graph' needs a GPU: CUDA graphs do not exist on a CPU"
