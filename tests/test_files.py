@@ -64,3 +64,31 @@ class TestCheckWritable:
     def test_a_folder_that_cannot_be_made(self):
         with pytest.raises(UsageError, match=r"'/proc/nowhere/image\.png' cannot be written"):
             check_writable(Path("/proc/nowhere/image.png"))
+
+
+def test_two_threads_that_write_one_file_do_not_disturb_each_other(tmp_path):
+    path = tmp_path / "file.txt"
+    with replacing(path) as one, replacing(path) as other:
+        assert one.name != other.name
+        one.write("one")
+        other.write("other")
+    assert path.read_text() == "one"  # which ended last
+    assert [each.name for each in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_a_full_disk_is_one_error_that_says_so():
+    """/dev/full takes nothing: writing fails, and closing the file afterwards fails once more."""
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("there is no /dev/full here")
+
+    class Full(type(full)):
+        def with_name(self, name):
+            return full
+
+        def unlink(self, missing_ok=False):
+            """It is a device."""
+
+    with pytest.raises(UsageError, match="the disk is full") as raised, replacing(Full("/dev/full")) as file:
+        file.write("x" * 100_000)
+    assert raised.value.__suppress_context__

@@ -197,12 +197,6 @@ def test_processes_that_share_the_work_write_one_file(run):
     assert len(both) == 1 + 6
 
 
-def test_one_part_alone_leaves_the_rows_of_others(run):
-    run("--only", "fewer steps", "--steps", "4", QUICK)
-    rows = run("--only", "table7", "--steps", "4", QUICK)
-    assert [row["run"] for row in rows] == ["reference"] + ["fewer steps"] * 2 + ["table7"] * 4
-
-
 def test_a_model_that_is_not_there_is_left_out_or_an_error_if_it_was_named(quality, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(quality, "SETUPS", {"nowhere": quality.Setup()})
     monkeypatch.setattr(sys, "argv", ["quality.py", "--rows", str(tmp_path)])

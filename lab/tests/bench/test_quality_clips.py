@@ -123,11 +123,6 @@ def test_without_measured_steps_merging_has_no_gain(rows, quality, tmp_path, cap
     assert "Left out: gains of bundled-video: there are no measured steps of 'nothing'" in capsys.readouterr().out
 
 
-def test_the_same_command_measures_nothing_again(rows, quality, folder, capsys):
-    assert invoke(quality, folder, *PARTS, "--commit", "one") == rows
-    assert "4 steps, " not in capsys.readouterr().out
-
-
 def test_shares_have_every_row_and_no_clip_twice(quality):
     pipe = load_pipeline(str(clip_folder()), "cpu")
     whole, *shares = (planned(quality, pipe, share)[20] for share in ("1/1", "1/3", "2/3", "3/3"))
@@ -156,24 +151,3 @@ def test_fewer_methods_where_there_is_no_sweep(quality):
     assert list(wanted) == [20, 8, 50]
     counts = {steps: len({column.alone() for _, column in wanted[steps]}) for steps in wanted}
     assert max(counts[8], counts[50]) < counts[20] < 120
-
-
-def test_a_part_of_images_is_left_out(quality, tmp_path, capsys):
-    invoke(quality, tmp_path, "--only", "fewer steps", "--only", "guidance")
-    assert "Left out: guidance: a WanPipeline has no such part." in capsys.readouterr().out
-
-
-def test_gains_of_no_rows_make_no_file(quality, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["quality.py", "--gains", "--setup", "bundled-video", "--rows", str(tmp_path)])
-    with pytest.raises(SystemExit):
-        quality.main()
-    assert not [*tmp_path.glob("*.csv")]
-
-
-def test_they_are_drawn(rows):
-    plot = importlib.import_module("plot_quality")
-    timed = [row | {"gain": row["gain"] or "1.5"} for row in rows]
-    curves = plot.curves_of(timed)
-    assert {"fewer steps", "toma-stage", "toma-stage within frames", plot.LINE_OF_PRESETS} <= set(curves)
-    assert [point.label for point in curves["toma-stage within frames"]] == ["0.25", "0.5", "0.75"]
-    assert [axis.get_title() for axis in plot.figure_of(timed).axes] == ["4 steps"]

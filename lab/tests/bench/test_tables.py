@@ -225,12 +225,6 @@ class TestQuality:
         assert "| `min_tokens=512` | — | 0.100 | — | — | 0.100 |" in text
         assert "| `window=[0.0, 0.95]` | — | 0.200 | — | — | — |" in text
 
-    def test_facts(self, tables, add):
-        add("tiny", "20", "reference")
-        text = self.table(tables, "quality facts of tiny")
-        assert "32 prompts, guidance 4," in text
-        assert "a GPU" in text
-
     def test_a_table_without_rows_is_an_error(self, tables, add):
         add("bundled", "20", "steps", "steps:16")
         add("4step", "4", "steps", "steps:3")
@@ -295,26 +289,8 @@ class TestClips:
         assert "| inside a frame | 25% | —, 0.300, 8.00 | —, 0.300, 20.00 |\n| over 16 frames | 25% | —, 0.100" in text
         assert text.index("| over 16 frames | 25% |") < text.index("| inside a frame | 50% | —, 0.400")
 
-    def test_settings(self, tables, add):
-        boxes = [f"region_frames={frames};region_tokens={tokens}" for frames in (1, 4) for tokens in (64, 256)]
-        add("20", "boxes", *(f"toma-stage:{box};{self.CHANGES}" for box in boxes))
-        add("20", "nearness", *(f"toma-stage:distance_weight={weight};{self.CHANGES}" for weight in (1, 0)))
-        assert "| 20 steps | `region_frames=4` | 0.300 | 0.400 |" in self.table(tables, "settings: boxes")
-        assert "| `distance_weight=0.0` | 0.200 |" in self.table(tables, "settings: nearness")
-
-    def test_what_they_show(self, tables, add):
-        add("20", "steps", "steps:10")
-        assert "Clips of 16 frames of 256×256 pixels, of a small model of 8 blocks" in self.table(
-            tables, "about clips on video"
-        )
-
 
 class TestRewritten:
-    def test_a_cell_without_a_row_has_a_dash(self, tables, monkeypatch):
-        monkeypatch.setattr(tables, "HEADLINE_SETTINGS", {"`toma-stage`": "0.9"})
-        row = "| `toma-stage`, 90% of the tokens removed | — | — | — | — | — |"
-        assert row in tables.headline_table()
-
     def test_the_newest_row_counts(self, tables, speeds):
         names = ("denoiser_h200.csv", "methods_h200.csv", "presets_h200.csv")
         for group in tables.HEADLINE_MODELS.values():
@@ -322,11 +298,6 @@ class TestRewritten:
             for row in (row for name in names for row in tables.read(name)):
                 if row["ratio"] and not row["cache"] and group.items() <= row.items():
                     assert row["date"] <= newest[speeds.label_of(row), row["ratio"]]["date"]
-
-    def test_speeds_of_presets_are_those_of_their_settings_now(self, tables, speeds):
-        for group in tables.HEADLINE_MODELS.values():
-            found = speeds.newest(group)["`toma-stage`", "0.5"]
-            assert (found["file"], "share" in found["settings"]) == ("presets_h200.csv", False)
 
     @pytest.mark.parametrize(
         ("page", "message"),

@@ -12,17 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from accelerate import PartialState
 from PIL import Image
-from run_folders import FACTS, finished_run
+from run_folders import finished_run
 from tiny_text import PROMPTS, pipeline_folder, text_pipeline
 from tiny_weights import inception_file, lpips_file
 from toma_lab.cli import app
-from toma_lab.columns import UNCHANGED, ColumnSpec, columns_of
-from toma_lab.evaluate import EvalFolder, EvalPlan, evaluate
-from toma_lab.metrics import MetricSet
+from toma_lab.evaluate import EvalFolder
 from toma_lab.pipelines import checkpoints
-from toma_lab.pipelines.checkpoints import load_pipeline
 from toma_lab.pipelines.generation import read_settings
 from toma_lab.runner import Maker
 from toma_lab.table import rows_of
@@ -141,12 +137,6 @@ class TestTable:
         assert half["sources"].startswith('{"fid":"features.pt ')
         assert '"lpips":"lpips.safetensors ' in half["sources"]
 
-    def test_figures_are_means_of_the_images(self, whole):
-        folder = EvalFolder(whole[0])
-        variant = folder.plan.columns[2]
-        expected = sum(folder.item_row(variant, item)["mse"] for item in folder.plan.items) / 6
-        assert float(folder.table()[2]["mse"]) == pytest.approx(expected, rel=1e-4)
-
     def test_one_image_like_its_reference_does_not_make_psnr_infinite(self, tmp_path):
         folder = finished_run(tmp_path / "run")
         column, (first, second) = folder.plan.columns[2], folder.plan.items
@@ -187,16 +177,6 @@ class TestTable:
         assert (rows[0]["speedup"], rows[0]["seconds"]) == ("1.0000", "8")
         assert (rows[2]["speedup"], rows[2]["seconds"]) == ("2.0000", "8")
 
-    def test_every_variant_is_warmed_up_once(self, tmp_path):
-        pipe = load_pipeline(str(pipeline_folder()), "cpu")
-        decoded = []
-        pipe.vae.decoder.register_forward_hook(lambda *_: decoded.append(1))
-        merged = columns_of(pipe.unet, [ColumnSpec.parse("tomesd")], [0.25, 0.5])
-        plan = EvalPlan(model="", prompts=PROMPTS, seeds=(0,), columns=(*UNCHANGED, *merged), steps=1)
-        folder = EvalFolder.start(tmp_path / "run", plan, FACTS)
-        evaluate(folder, pipe, MetricSet(), PartialState(cpu=True))
-        assert len(decoded) == 4 * len(PROMPTS) + 4
-
     def test_what_is_printed(self, whole):
         assert "Left out: todo cannot have ratio 0.5." in whole[1]
         for text in ("6 images of 64x64", "noise floor", "toma-stage 0.75, num_regions=4", "LPIPS ↓"):
@@ -233,15 +213,6 @@ class TestAgain:
         assert "broken.png' cannot be read" in result.output
         row = EvalFolder(tmp_path / "run").table()[2]
         assert (row["fid"], bool(row["psnr"])) == ("", True)
-
-    def test_a_model_trained_anew_in_the_same_folder_is_another(self, whole, command, tmp_path):
-        pipe = load_pipeline(str(pipeline_folder()), "cpu")
-        with torch.no_grad():
-            pipe.unet.conv_in.weight.mul_(1.01)
-        pipe.save_pretrained(tmp_path / pipeline_folder().name)
-        result = invoke(command(whole[0], "--model", str(tmp_path / pipeline_folder().name)))
-        assert result.exit_code == 2
-        assert "Its weights is " in result.output
 
     def test_other_settings_are_refused(self, whole, command):
         result = invoke(command(whole[0], "--guidance", "3"))
@@ -333,12 +304,6 @@ class TestShortcutsAndBatches:
             if one["method"] in ("steps", "toma-stage+steps"):  # ToMeSD draws its random numbers once for a batch
                 assert float(one["lpips"]) == pytest.approx(float(other["lpips"]), rel=0.05)
                 assert float(one["psnr"]) == pytest.approx(float(other["psnr"]), rel=0.01)
-
-    def test_fewer_steps_are_in_the_image(self, batched):
-        folder = EvalFolder(batched)
-        fewer = next(column for column in folder.plan.columns if column.title == "6 steps")
-        settings = read_settings(folder.picture(fewer, folder.plan.items[0]))
-        assert (settings["steps"], settings["batch"], folder.plan.steps) == (6, 4, STEPS)
 
     def test_the_gain_is_measured_unless_a_large_model_is_named(self, batched, command, tmp_path):
         for row in EvalFolder(batched).table():

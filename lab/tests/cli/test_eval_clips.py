@@ -89,13 +89,6 @@ def test_the_same_command_goes_on_where_it_was(run, prompts):
     assert rows(folder) == table
 
 
-def test_other_frames_are_another_run(run, prompts):
-    folder, _, chosen = run
-    result = invoke(prompts, folder.path, *METHODS, "--frames", 13, *chosen[2:])
-    assert result.exit_code == 2
-    assert "Its frames is 9, this command has 13" in result.output
-
-
 def test_clips_that_begin_with_an_image(prompts, tmp_path):
     for color in ("orange", "blue"):
         Image.new("RGB", SIZE, color).save(tmp_path / f"{color}.png")

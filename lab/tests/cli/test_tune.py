@@ -201,11 +201,6 @@ class TestPage:
         ):
             assert part in text
 
-    def test_original_and_finalists_are_shown_for_every_prompt(self, text):
-        buttons = [each for each in Elements(text).all("button") if "data-row" in each]
-        assert len(buttons) == 4 * 4
-        assert [each["aria-label"] for each in buttons[:2]] == ["Compare original", "Compare 2 steps"]
-
 
 class TestLpips:
     def test_without_weights_psnr_takes_its_place(self, first):

@@ -1,6 +1,5 @@
 """The command `toma tune` on tiny pipelines of clips: its answer, its page, its file, and a search that is killed."""
 
-import csv
 import json
 import shutil
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from test_page import Elements
-from test_tune import invoke, lines, set_speeds
+from test_tune import invoke, set_speeds
 from tiny_clips import FRAMES, SIZE, array, clip_folder, clip_pipeline
 from tiny_text import PROMPTS, pipeline_folder
 from tiny_weights import lpips_file
@@ -87,21 +86,6 @@ class TestAnswer:
             assert found["psnr"] == pytest.approx(10 * np.log10(255**2 / ((made - original) ** 2).mean()), rel=1e-3)
             changes = np.diff(made, axis=0) - np.diff(original, axis=0)
             assert found["flicker"] == pytest.approx(np.abs(changes).mean(), rel=1e-3) == result.figures.flicker
-
-    def test_the_table(self, whole):
-        with (whole[0] / "table.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        assert {(row["frames"], row["resolution"], row["images"]) for row in rows} == {("9", "64x48", "1")}
-        assert all(float(row["flicker"]) > 0 for row in rows)
-
-    def test_what_a_family_cannot_have_is_left_out(self, whole):
-        (reason,) = Outcome.read(TuneFolder(whole[0])).left_out
-        assert "cannot be used with a WanTransformer3DModel: it needs a UNet" in reason
-
-    def test_the_map_has_all_blocks(self, whole):
-        found = Outcome.read(TuneFolder(whole[0])).sensitivity
-        assert (found.groups, found.steps) == (((0,), (1,), (2,)), (0, 2, 3))
-        assert all(value > 0 for row in found.growth for value in row)
 
 
 class TestPage:
@@ -184,21 +168,6 @@ class TestUse:
 
 
 class TestAgain:
-    def test_nothing_is_measured_twice(self, whole, command):
-        before, answer = lines(whole[0]), (whole[0] / "tuned.json").read_text()
-        assert invoke(command(whole[0], "--min-psnr", "5")).exit_code == 0
-        assert lines(whole[0]) == before
-        assert (whole[0] / "tuned.json").read_text() == answer
-
-    def test_lost_files_are_made_again_and_are_the_same(self, whole, command, tmp_path):
-        shutil.copytree(whole[0], tmp_path / "run")
-        lost = ("candidates.json", "answer.json", "tuned.json", "tune.html")
-        for name in lost:
-            (tmp_path / "run" / name).unlink()
-        assert invoke(command(tmp_path / "run", "--min-psnr", "5")).exit_code == 0
-        for name in lost:
-            assert (tmp_path / "run" / name).read_text() == (whole[0] / name).read_text()
-
     @pytest.mark.parametrize(
         ("more", "message"),
         [

@@ -101,15 +101,6 @@ class TestCaches:
         assert torch.equal(generate(pipe), whole)
 
 
-def test_nothing_is_skipped_without_a_cache():
-    pipe = flux_pipeline()
-    with SkippedSteps(pipe.transformer) as skipped:
-        generate(pipe)
-    assert skipped.calls == STEPS
-    assert skipped.share == 0
-    assert not pipe.transformer._forward_pre_hooks
-
-
 def test_fewer_steps():
     shortcut = parse_shortcut("steps:14")
     assert (shortcut.title, shortcut.text, shortcut.slug) == ("14 steps", "steps:14", "steps-14")

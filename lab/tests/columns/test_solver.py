@@ -130,14 +130,6 @@ def test_pipelines(pipeline, text):
     assert torch.equal(run(pipe, num_inference_steps=8), whole)
 
 
-def test_a_flow_pipeline_that_tells_no_shift():
-    """Flux passes `mu` even if its scheduler has one shift for all sizes, as the demo model's."""
-    pipe = flux_pipeline()
-    pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    with parse_shortcut("solver:name=dpmpp-2m;steps=4").applied(pipe, 4):
-        assert torch.isfinite(run(pipe, num_inference_steps=4)).all()
-
-
 @pytest.mark.parametrize("kind", ["text", "two"])
 def test_clips(kind):
     pipe, shortcut = clip_pipeline(kind), parse_shortcut("solver:name=dpmpp-2m;steps=4")

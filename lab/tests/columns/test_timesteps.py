@@ -14,7 +14,6 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 from gaussian_model import noise, solved
-from tiny_clips import FRAMES, SIZE, clip_pipeline
 from tiny_pipelines import (
     BETAS,
     denoiser,
@@ -27,7 +26,6 @@ from tiny_pipelines import (
 )
 from toma_lab.columns import ColumnSpec, columns_of, parse_shortcut
 from toma_lab.columns.thinned import thinned
-from toma_lab.pipelines.clips import ClipRequest, latents_of
 
 from toma_diffusion import UsageError
 
@@ -194,27 +192,6 @@ class TestPipelines:
         assert pipe.scheduler is own
         assert dict(pipe.config) == config
         assert torch.equal(run(pipe, num_inference_steps=8), whole)
-
-    def test_together_with_merging(self, pipeline):
-        pipe = pipeline()
-        alone = run(pipe, num_inference_steps=8)
-        (column,) = columns_of(pipe, [ColumnSpec.parse("toma-stage:skip_blocks=()+timesteps:(0,1,4)")], [0.5])
-        with column.applied(pipe, 8) as handle:
-            both = run(pipe, num_inference_steps=column.requested_steps(8))
-            assert handle.summary()
-        assert torch.isfinite(both).all()
-        assert not torch.equal(both, alone)
-        assert torch.equal(run(pipe, num_inference_steps=8), alone)
-
-
-@pytest.mark.parametrize("kind", ["text", "two"])
-def test_clips(kind):
-    pipe, shortcut = clip_pipeline(kind), parse_shortcut("timesteps:computed=(0,2,3)")
-    request = ClipRequest("a red apple", steps=6, width=SIZE[0], height=SIZE[1], frames=FRAMES)
-    whole = latents_of(pipe, request)
-    with shortcut.applied(pipe, 3):
-        assert not torch.equal(latents_of(pipe, request), whole)
-    assert torch.equal(latents_of(pipe, request), whole)
 
 
 class TestMistakes:

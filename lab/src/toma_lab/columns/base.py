@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from toma_diffusion.checks import check_flag, check_integer, check_number, hint, listed
+from toma_diffusion.checks import check_flag, check_integer, check_number, check_one_of, hint, listed
 from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 
@@ -164,6 +164,16 @@ def at_least(minimum: int) -> Check:
 def not_negative(name: str, value: Any) -> float:
     """A number of 0 or more."""
     return check_number(name, value, "0 or more", lambda number: number >= 0)
+
+
+def one_of(*names: str) -> Check:
+    """One of these names."""
+
+    def check(name: str, value: Any) -> Any:
+        check_one_of(name, value, names)
+        return value
+
+    return check
 
 
 def yes_or_no(name: str, value: Any) -> bool:

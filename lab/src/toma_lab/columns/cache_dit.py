@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from toma_diffusion.checks import check_one_of
 from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
-from toma_lab.columns.base import Check, Shortcut, at_least, forwards_restored, not_negative
+from toma_lab.columns.base import Check, Shortcut, at_least, forwards_restored, not_negative, one_of
 
 MASKS = ("slow", "medium", "fast", "ultra")
 POLICIES = ("dynamic", "static")
@@ -40,14 +39,6 @@ FEWEST_MASKED_STEPS, OTHER_MASKED_STEPS = 8, (4, 6)
 """Numbers of steps for which the package has masks."""
 
 
-def _one_of(*names: str) -> Check:
-    def check(name: str, value: Any) -> Any:
-        check_one_of(name, value, names)
-        return value
-
-    return check
-
-
 @dataclass(frozen=True)
 class CacheDiT(Shortcut):
     """Computes the first F and the last B blocks, and skips the others where the first ones change by less than R."""
@@ -65,9 +56,9 @@ class CacheDiT(Shortcut):
         "warmup_interval": at_least(1),
         "max_cached_steps": at_least(-1),
         "max_continuous_cached_steps": at_least(-1),
-        "steps_computation_policy": _one_of(*POLICIES),
-        "steps_mask": _one_of(*MASKS),
-        "calibrator": _one_of(*CALIBRATORS),
+        "steps_computation_policy": one_of(*POLICIES),
+        "steps_mask": one_of(*MASKS),
+        "calibrator": one_of(*CALIBRATORS),
         **dict.fromkeys(OF_CALIBRATORS, at_least(1)),
     }
     usual: ClassVar[Mapping[str, Any]] = {"F": 8, "B": 0, "max_warmup_steps": 8}

@@ -6,23 +6,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from toma_diffusion.checks import check_one_of, listed
+from toma_diffusion.checks import listed
 from toma_diffusion.errors import UsageError
-from toma_lab.columns.base import Shortcut, at_least, written
+from toma_lab.columns.base import Shortcut, at_least, one_of, written
 from toma_lab.columns.schedulers import CLASSES, other_scheduler
 from toma_lab.columns.thinned import thinned
 from toma_lab.columns.timesteps import check_computed, check_within, scheduler_replaced
 
 OWN = "own"
 SPACED = {OWN: "", "karras": ", spaced as by Karras", "ays": ", spaced by Align Your Steps"}
-
-
-def _one_of(*names: str) -> Any:
-    def check(name: str, value: Any) -> Any:
-        check_one_of(name, value, names)
-        return value
-
-    return check
 
 
 class Solver(Shortcut):
@@ -35,7 +27,7 @@ class Solver(Shortcut):
 
     name = "solver"
     knob = "steps"
-    checks = {"name": _one_of(*CLASSES), "steps": at_least(1), "spacing": _one_of(*SPACED), "computed": check_computed}  # noqa: RUF012
+    checks = {"name": one_of(*CLASSES), "steps": at_least(1), "spacing": one_of(*SPACED), "computed": check_computed}  # noqa: RUF012
     usual = {"spacing": OWN}  # noqa: RUF012
     is_cache = False
     needs_pipeline = True
