@@ -155,7 +155,10 @@ class TestNothingIsSilent:
     def test_a_generation_that_is_not_made_faster(self):
         model = unet()
         handle = speed_up(model, "fast")
-        with pytest.warns(UserWarning, match="a generation of 3 steps was not made faster at all.*with the preset 'fast'"):
+        expected = "a generation of 3 steps was not made faster at all.*with the preset 'fast'"
+        with pytest.warns(UserWarning, match=expected):
+            UserWarning, match="a generation of 3 steps was not made faster at all.*with the preset 'fast'"
+        ):
             generate(model, handle, 3)
 
     def test_as_many_computed_steps_as_there_are(self):

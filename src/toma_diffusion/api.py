@@ -118,9 +118,7 @@ def apply_toma(pipe: Any, variant: str = "toma-stage", *, ratio: float | None = 
     """
 
     if variant in presets.PRESETS:
-        raise UsageError(
-            f"{variant!r} is a preset, which merges nothing by itself: call speed_up(pipe, {variant!r})."
-        )
+        raise UsageError(f"{variant!r} is a preset, which merges nothing by itself: call speed_up(pipe, {variant!r}).")
     if variant in METHODS:
         method = METHODS[variant].__name__
         raise UsageError(f"{variant!r} is another method than ToMA: call speed_up(pipe, merge={method}(…)).")
