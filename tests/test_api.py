@@ -142,15 +142,20 @@ class TestApplyToma:
 
     def test_variants(self):
         assert apply_toma(unet(), "toma-tile", ratio=0.25).summary().merge.config.num_regions == 256
-        with pytest.raises(UsageError, match="variant='fast' is not known"):
-            apply_toma(unet(), "fast")
+        for wrong, message in (
+            ("fast", r"'fast' is a preset, which merges nothing by itself: call speed_up\(pipe, 'fast'\)"),
+            ("tomesd", r"'tomesd' is another method than ToMA: call speed_up\(pipe, merge=ToMeSD"),
+            ("toma-tiles", "variant='toma-tiles' is not known"),
+        ):
+            with pytest.raises(UsageError, match=message):
+                apply_toma(unet(), wrong)
 
 
 class TestNothingIsSilent:
     def test_a_generation_that_is_not_made_faster(self):
         model = unet()
         handle = speed_up(model, "fast")
-        with pytest.warns(UserWarning, match="a generation of 3 steps was not made faster at all.*with this preset"):
+        with pytest.warns(UserWarning, match="a generation of 3 steps was not made faster at all.*with the preset 'fast'"):
             generate(model, handle, 3)
 
     def test_as_many_computed_steps_as_there_are(self):
@@ -162,7 +167,7 @@ class TestNothingIsSilent:
     def test_grids_that_are_too_small(self):
         model = unet()
         speed_up(model, merge=Merge(min_tokens=512))
-        with pytest.warns(UserWarning, match="no token is removed.*fewer than min_tokens=512"):
+        with pytest.warns(UserWarning, match="no token is removed on these grids.*fewer than min_tokens=512"):
             call(model)
 
     def test_frames_of_a_picture(self):

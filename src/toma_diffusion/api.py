@@ -24,7 +24,7 @@ from toma_diffusion.merge.base import Merging
 from toma_diffusion.merge.block import Block
 from toma_diffusion.merge.state import MergeState
 from toma_diffusion.merge.variants import variant as named_variant
-from toma_diffusion.others import method_of
+from toma_diffusion.others import METHODS, method_of
 from toma_diffusion.presets import Chosen
 from toma_diffusion.skip.config import Skip
 from toma_diffusion.skip.denoiser import Skipper, keep_out_of_graphs
@@ -117,6 +117,14 @@ def apply_toma(pipe: Any, variant: str = "toma-stage", *, ratio: float | None = 
         A handle.
     """
 
+    if variant in presets.PRESETS:
+        raise UsageError(
+            f"{variant!r} is a preset, which merges nothing by itself: call speed_up(pipe, {variant!r})."
+        )
+    if variant in METHODS:
+        method = METHODS[variant].__name__
+        raise UsageError(f"{variant!r} is another method than ToMA: call speed_up(pipe, merge={method}(…)).")
+
     def choose(family: Family | None, model: nn.Module) -> Chosen:
         # The paper selects in every step in transformers, and every tenth in U-Nets.
         selects_every_step = family is not None and family.skip_blocks(model) is not None
@@ -193,6 +201,7 @@ def _build(model: nn.Module, family: Family | None, chosen: Chosen, session: Ses
             state, placements = None, []
             session.notes.add(f"no tokens are merged: {obstacle}")
     skipper = Skipper(model, chosen.skips_in, session) if skips else None
+    session.preset = chosen.name
     session.techniques = [each for each in (state, skipper) if each is not None]
     return RootHook(
         session,
@@ -262,7 +271,7 @@ def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: Mergi
             f"skip_blocks={skipped} names block {beyond[0]}, but this {type(model).__name__} has "
             f"{count} transformer blocks, 0 to {count - 1}, or from the end -1 to {-count}."
         )
-    why = "the default of this model family leaves them whole" if is_default else "in skip_blocks"
+    why = f"left whole by default, skip_blocks={skipped}" if is_default else "in skip_blocks"
     reasons = dict.fromkeys([index % count for index in skipped if count], why)
     if config.scope != "module" and upstream.has_block_cache(model):
         # The cache compares the first block's output with the last one's: both must have the same, whole length.

@@ -84,6 +84,11 @@ class Chosen:
             self.skips_in(self.learned.num_steps)  # raises if it was learned for other settings
 
     @property
+    def name(self) -> str | None:
+        """Of the preset, if nothing takes the place of what it has."""
+        return None if self.preset is None or self.merge or self.skip else self.preset.__name__
+
+    @property
     def merging(self) -> Merging | None:
         """How tokens are merged, in those generations in which they are."""
         if self.merge is not None or self.preset is None:

@@ -702,14 +702,11 @@ def mochi_inputs(batch: int = 2, height: int = 8, wide: int = 8, seed: int = 0, 
     return inputs | {"encoder_attention_mask": padded(batch)}
 
 
-def family(name: str, class_name: str, inputs: Callable[..., dict], **facts) -> Family:
-    """A family whose class may be missing."""
-    build_it = facts.pop("build", None) or build(class_name)
-    return Family(name, build_it, inputs, missing=missing(class_name), **facts)
-
-
-def rows(*names: str) -> frozenset[str]:
-    return frozenset(names)
+def family(name: str, of: str, inputs: Callable[..., dict], per_token: str = "", **facts) -> Family:
+    """A family whose class may be missing. `per_token` are names."""
+    class_name = f"{of}Transformer{facts.pop('dims', 2)}DModel"
+    build_it = build(class_name, **facts.pop("config", {}))
+    return Family(name, build_it, inputs, missing=missing(class_name), per_token=frozenset(per_token.split()), **facts)
 
 
 FAMILIES = [
@@ -744,146 +741,73 @@ FAMILIES = [
         kinds=2,
         odd=((6, 10), (9, 7)),
         shallow={"num_layers": 1, "num_single_layers": 2},
-        per_token=rows("image_rotary_emb"),
+        per_token=frozenset({"image_rotary_emb"}),
         one_table=True,
     ),
     Family("sd3", sd3_transformer, sd3_inputs, shallow={"num_layers": 2, "dual_attention_layers": (0,)}),
     Family("pixart", pixart_transformer, pixart_inputs, shallow={"num_layers": 2}),
 ]
-FEW, FEW_OF_BOTH = {"num_layers": 2}, {"num_layers": 1, "num_single_layers": 2}
-ODD, ODD_LATENTS = ((6, 10), (9, 7)), ((12, 20), (14, 10))
+FEW, FEW_OF_BOTH = {"shallow": {"num_layers": 2}}, {"shallow": {"num_layers": 1, "num_single_layers": 2}, "kinds": 2}
+ODD, ODD_LATENTS = {"odd": ((6, 10), (9, 7))}, {"odd": ((12, 20), (14, 10))}
 """In tokens, or in latents of which four make a token."""
-TABLE = {"one_table": True, "odd": ODD}
+TABLE = {"one_table": True} | ODD
+ROTARY = "image_rotary_emb"
 TODAY = [
-    family(
-        "flux2",
-        "Flux2Transformer2DModel",
-        packed_inputs(4),
-        kinds=2,
-        shallow=FEW_OF_BOTH,
-        per_token=rows("image_rotary_emb"),
-        **TABLE,
-    ),
-    family(
-        "flux3",
-        "Flux3Transformer2DModel",
-        packed_inputs(4),
-        kinds=2,
-        shallow=FEW_OF_BOTH,
-        per_token=rows("image_rotary_emb", "temb_mod"),
-        **TABLE,
-    ),
-    family(
-        "qwen-image",
-        "QwenImageTransformer2DModel",
-        qwen_inputs,
-        shallow=FEW,
-        per_token=rows("image_rotary_emb"),
-        **TABLE,
-    ),
+    family("flux2", "Flux2", packed_inputs(4), ROTARY, **TABLE, **FEW_OF_BOTH),
+    family("flux3", "Flux3", packed_inputs(4), f"{ROTARY} temb_mod", **TABLE, **FEW_OF_BOTH),
+    family("qwen-image", "QwenImage", qwen_inputs, ROTARY, **TABLE, **FEW),
     family(
         "qwen-image-21",
-        "QwenImage21Transformer2DModel",
+        "QwenImage21",
         qwen21_inputs,
-        shallow=FEW,
-        per_token=rows("rotary_emb", "target_token_mask"),
+        "rotary_emb target_token_mask",
         **TABLE | {"odd": ((6, 10), (14, 4))},
+        **FEW,
     ),
     family(
         "z-image",
-        "ZImageTransformer2DModel",
+        "ZImage",
         z_image_inputs,
-        odd=ODD_LATENTS,
+        "freqs_cis attn_mask attention_mask",
         shallow={"n_layers": 2},
         alone=2,
         start=0,
-        per_token=rows("freqs_cis", "attn_mask", "attention_mask"),
+        **ODD_LATENTS,
     ),
-    family(
-        "krea2",
-        "Krea2Transformer2DModel",
-        krea2_inputs,
-        shallow=FEW,
-        per_token=rows("image_rotary_emb", "attention_mask"),
-        **TABLE,
-    ),
-    family(
-        "chroma",
-        "ChromaTransformer2DModel",
-        chroma_inputs,
-        kinds=2,
-        shallow=FEW_OF_BOTH,
-        per_token=rows("image_rotary_emb", "attention_mask"),
-        **TABLE,
-    ),
+    family("krea2", "Krea2", krea2_inputs, f"{ROTARY} attention_mask", **TABLE, **FEW),
+    family("chroma", "Chroma", chroma_inputs, f"{ROTARY} attention_mask", **TABLE, **FEW_OF_BOTH),
     family(
         "auraflow",
-        "AuraFlowTransformer2DModel",
+        "AuraFlow",
         aura_flow_inputs,
         kinds=2,
-        odd=ODD_LATENTS,
         shallow={"num_mmdit_layers": 1, "num_single_dit_layers": 2},
+        **ODD_LATENTS,
     ),
 ]
 EVERY_FAMILY = [*FAMILIES, *TODAY]
 """Of images."""
 
-WAN, LTX2, HUNYUAN_VIDEO, COGVIDEOX = (
-    f"{name}Transformer3DModel" for name in ("Wan", "LTX2Video", "HunyuanVideo", "CogVideoX")
-)
-IN_LTX2 = ("video_rotary_emb", "ca_video_rotary_emb", "query_rotary_emb")
-IN_LTX2_WITH_TIMES = (*IN_LTX2, "temb", "temb_ca_scale_shift", "temb_ca_gate", "self_attention_mask", "attention_mask")
-IN_HUNYUAN = {"kinds": 2, "one_table": True, "per_token": rows("freqs_cis", "image_rotary_emb", "attention_mask")}
+CLIP = {"dims": 3, "start": 0}
+GIVEN = CLIP | {"start": FRAME, "given": 1}
+IN_LTX2 = "video_rotary_emb ca_video_rotary_emb query_rotary_emb"
+TIMES_IN_LTX2 = "temb temb_ca_scale_shift temb_ca_gate self_attention_mask attention_mask"
+IN_HUNYUAN = f"freqs_cis {ROTARY} attention_mask"
+H3 = {"start": TEXT_TOKENS + FRAME + AUDIO_TOKENS, "patch": 1, "one_table": True, "dims": 3}
+SPLIT, REPLACE = {"config": {"rope_type": "split"}}, {"config": {"image_condition_type": "token_replace"}}
+ADDED = {"config": {"use_rotary_positional_embeddings": False}}
 VIDEO = [
-    family("wan", WAN, wan_inputs, start=0, per_token=rows("rotary_emb")),
-    family("wan-ti2v", WAN, ti2v_inputs, start=FRAME, given=1, per_token=rows("rotary_emb", "temb")),
-    family("ltx2", LTX2, ltx2_inputs, start=0, patch=1, per_token=rows(*IN_LTX2)),
-    family(
-        "ltx2-given",
-        LTX2,
-        ltx2_given_inputs,
-        build=build(LTX2, rope_type="split"),
-        start=FRAME,
-        given=1,
-        patch=1,
-        per_token=rows(*IN_LTX2_WITH_TIMES),
-    ),
-    family(
-        "h3",
-        "MiniMaxH3Transformer3DModel",
-        h3_inputs,
-        start=TEXT_TOKENS + FRAME + AUDIO_TOKENS,
-        patch=1,
-        one_table=True,
-        per_token=rows("rotary_emb", "adaln_indices"),
-    ),
-    family(
-        "hunyuan15",
-        "HunyuanVideo15Transformer3DModel",
-        hunyuan15_inputs,
-        start=0,
-        one_table=True,
-        per_token=rows("freqs_cis", "image_rotary_emb"),
-    ),
-    family("hunyuan", HUNYUAN_VIDEO, hunyuan_inputs, start=0, **IN_HUNYUAN),
-    family(
-        "hunyuan-replace",
-        HUNYUAN_VIDEO,
-        hunyuan_inputs,
-        build=build(HUNYUAN_VIDEO, image_condition_type="token_replace"),
-        start=FRAME,
-        given=1,
-        **IN_HUNYUAN,
-    ),
-    family("cogvideox", COGVIDEOX, cogvideox_inputs, start=0, one_table=True, per_token=rows("image_rotary_emb")),
-    family(
-        "cogvideox-added",
-        COGVIDEOX,
-        added_inputs,
-        build=build(COGVIDEOX, use_rotary_positional_embeddings=False),
-        start=0,
-    ),
-    family("mochi", "MochiTransformer3DModel", mochi_inputs, start=0, per_token=rows("image_rotary_emb")),
+    family("wan", "Wan", wan_inputs, "rotary_emb", **CLIP),
+    family("wan-ti2v", "Wan", ti2v_inputs, "rotary_emb temb", **GIVEN),
+    family("ltx2", "LTX2Video", ltx2_inputs, IN_LTX2, patch=1, **CLIP),
+    family("ltx2-given", "LTX2Video", ltx2_given_inputs, f"{IN_LTX2} {TIMES_IN_LTX2}", patch=1, **GIVEN, **SPLIT),
+    family("h3", "MiniMaxH3", h3_inputs, "rotary_emb adaln_indices", **H3),
+    family("hunyuan15", "HunyuanVideo15", hunyuan15_inputs, f"freqs_cis {ROTARY}", one_table=True, **CLIP),
+    family("hunyuan", "HunyuanVideo", hunyuan_inputs, IN_HUNYUAN, kinds=2, one_table=True, **CLIP),
+    family("hunyuan-replace", "HunyuanVideo", hunyuan_inputs, IN_HUNYUAN, kinds=2, one_table=True, **GIVEN, **REPLACE),
+    family("cogvideox", "CogVideoX", cogvideox_inputs, ROTARY, one_table=True, **CLIP),
+    family("cogvideox-added", "CogVideoX", added_inputs, **CLIP, **ADDED),
+    family("mochi", "Mochi", mochi_inputs, ROTARY, **CLIP),
 ]
 ALL = [*EVERY_FAMILY, *VIDEO]
 

@@ -22,7 +22,7 @@ from toma_lab.pipelines.clips import (
 )
 from toma_lab.pipelines.generation import ImageRequest, generate_image, generate_latents, makes_clips, read_settings
 
-from toma_diffusion import UsageError, apply_toma
+from toma_diffusion import Merge, UsageError, speed_up
 
 FEW = {"steps": 2, "width": SIZE[0], "height": SIZE[1], "frames": FRAMES}
 
@@ -68,9 +68,9 @@ class TestGenerate:
     def test_merging_changes_it_and_off_it_does_not(self, pipe):
         request = ClipRequest("a red apple", **FEW)
         plain = array(generate_clip(pipe, request))
-        with apply_toma(pipe, "toma-stage", num_regions=4, ratio=0.5) as handle:
+        with speed_up(pipe, merge=Merge(num_regions=4)) as handle:
             merged = array(generate_clip(pipe, request))
-            assert handle.summary().kinds[0].tokens_before == 36  # 3 × 3 × 4 of all latent frames
+            assert handle.summary().merge.kinds[0].tokens_before == 36  # 3 × 3 × 4 of all latent frames
             handle.enabled = False
             assert np.array_equal(array(generate_clip(pipe, request)), plain)
         assert not np.array_equal(merged, plain)

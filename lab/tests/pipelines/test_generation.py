@@ -7,7 +7,8 @@ from tiny_pipelines import embeds, flux_pipeline
 from tiny_text import text_pipeline
 from toma_lab.pipelines.generation import ImageRequest, generate_image, generate_images, read_settings, write_png
 
-from toma_diffusion import UsageError, apply_toma
+from toma_diffusion import UsageError, speed_up
+from toma_diffusion.merge.variants import VARIANTS
 
 
 class TestGenerateImage:
@@ -86,14 +87,15 @@ class TestGenerateImages:
         ImageRequest(prompt, seed, steps=3) for prompt, seed in (("a shoe", 1), ("a tree", 7), ("a cap", 1))
     )
 
-    @pytest.mark.parametrize("preset", [None, "toma-once", "toma-stage"])
-    def test_a_batch_equals_single_images_up_to_rounding(self, preset):
+    @pytest.mark.parametrize("variant", [None, "toma-once", "toma-stage"])
+    def test_a_batch_equals_single_images_up_to_rounding(self, variant):
         """With local assignment: two tokens that cover each other best are equally good destinations, and rounding
         decides. Inside a region both give the same cluster, over the whole image others may join the one or the other.
         """
         pipe = text_pipeline()
-        if preset:
-            apply_toma(pipe, preset, ratio=0.5, num_regions=4)
+        if variant:
+            divided = {"num_regions": 4, "region_tokens": None, "selection_tokens": None}
+            speed_up(pipe, merge=VARIANTS[variant].changed(divided))
         together = generate_images(pipe, self.REQUESTS)
         assert len(together) == 3
         for request, image in zip(self.REQUESTS, together, strict=True):

@@ -5,7 +5,7 @@ There are three sources. The first that is available counts:
 
 1. **The user**, who calls `handle.begin(num_steps)` and `handle.step(i)`, perhaps with the pass over the step.
 2. **The scheduler of the running pipeline.** This is the pipeline whose `__call__` is on Python's stack, or else the
-   one that was passed to `apply_toma`. The position is known if the timestep of the call is a view into the
+   one that was passed to `speed_up`. The position is known if the timestep of the call is a view into the
    scheduler's `timesteps` (its offset is the position), or if the scheduler counts by itself (`step_index`,
    `begin_index`). Calls at one position are passes over one step: the two halves of guidance, the tiles of an image.
    A generation begins with new timesteps, or when the position goes back.
@@ -99,7 +99,7 @@ class StepCounter:
 
     @property
     def pipeline(self) -> Any:
-        """The one that was passed to `apply_toma`, if it still exists."""
+        """The one that was passed to `speed_up`, if it still exists."""
         return None if self._pipeline is None else self._pipeline()
 
     @property

@@ -36,6 +36,8 @@ class Session:
     """The place of the call that is running, once it is read."""
     computed: tuple[int, ...] | None = None
     """The steps of this generation in which the denoiser runs, if it does not run in all."""
+    preset: str | None = None
+    """The name of the preset that the settings come from, if they do."""
     only_steps: int | None = None
     """The number of steps that the settings are for; generations of another number are refused. None: any."""
     notes: set[str] = field(default_factory=set)
@@ -96,6 +98,8 @@ class Session:
             return
         self._has_warned = True
         settings = " and ".join(dict.fromkeys(each.why_idle(num_steps) for each in self.techniques))
+        if self.preset is not None:
+            settings = f"the preset {self.preset!r}"
         steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
         warnings.warn(
             f"a generation of {steps} was not made faster at all: none is merged or skipped with {settings}{advice}.",

@@ -203,7 +203,7 @@ class MergeState:
 
     def why_idle(self, num_steps: int) -> str:
         """The setting because of which none of so many steps merges."""
-        return f"window={self.config.window}" if self.merges_in(num_steps) else "this preset"
+        return f"window={self.config.window}" if self.merges_in(num_steps) else "merging"
 
     def before_call(self, model: nn.Module, given: Given) -> None:
         """Set everything up for one call of the denoiser. Runs outside compiled code, and never waits for the GPU."""
@@ -287,7 +287,8 @@ class MergeState:
         if self.merges_nothing and not self._has_warned:
             self._has_warned = True
             why = "; ".join(dict.fromkeys(plan.describe() for plan in self.current.values()))
-            warnings.warn(f"no token is removed ({why}): use a smaller min_tokens or larger regions.", stacklevel=2)
+            advice = "merge with a smaller min_tokens, or in larger regions"
+            warnings.warn(f"no token is removed on these grids ({why}): {advice}.", stacklevel=2)
 
     def _note_updates(self, tick: Tick) -> None:
         """Note which plans the last call updated, if this call belongs to the same step."""

@@ -38,7 +38,7 @@ METHODS: Mapping[str, type[Merging]] = MappingProxyType(_SETTINGS)
 
 
 def register_method(method: type[Method[Any]]) -> type[Method[Any]]:
-    """Add a method; usable as a class decorator. Then `apply_toma` and all commands know its name.
+    """Add a method; usable as a class decorator. Then `speed_up(pipe, merge=…)` and all commands know it.
 
     See docs/add-a-method.md.
     """

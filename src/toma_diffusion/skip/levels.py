@@ -112,7 +112,7 @@ def check_one_evaluation(scheduler: Any) -> None:
     several = getattr(scheduler, "order", 1) == 2 and hasattr(scheduler, "state_in_first_order")
     runge_kutta = (getattr(scheduler, "config", None) or {}).get("skip_prk_steps") is False
     if several or runge_kutta:
-        instead = "skip_prk_steps=True" if runge_kutta else "DPMSolverMultistepScheduler, or skip=None"
+        instead = "skip_prk_steps=True" if runge_kutta else "DPMSolverMultistepScheduler, or merge tokens only"
         raise UsageError(
             f"{type(scheduler).__name__} evaluates the denoiser more than once a step, and none of these evaluations "
             f"can be skipped: use {instead}."
