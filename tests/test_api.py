@@ -157,8 +157,6 @@ class TestNothingIsSilent:
         handle = speed_up(model, "fast")
         expected = "a generation of 3 steps was not made faster at all.*with the preset 'fast'"
         with pytest.warns(UserWarning, match=expected):
-            UserWarning, match="a generation of 3 steps was not made faster at all.*with the preset 'fast'"
-        ):
             generate(model, handle, 3)
 
     def test_as_many_computed_steps_as_there_are(self):
