@@ -241,6 +241,6 @@ class TestVariants:
 
 
 def test_other_methods_have_settings_of_their_own():
-    assert set(METHODS) == {"tomesd", "tofu", "todo"}
-    for settings in METHODS.values():
+    for name in ("tomesd", "tofu", "todo"):
+        settings = METHODS[name]
         assert settings.from_dict(settings().to_dict()) == settings()
