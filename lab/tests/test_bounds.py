@@ -35,7 +35,7 @@ def test_fixed_destinations_depend_on_nothing_and_survive_a_new_generation(setti
     assert torch.equal(first.positions, before)
 
 
-def test_the_users_random_state_is_left_alone():
+def test_the_users_random_state_is_left_whole():
     before = torch.get_rng_state()
     for settings in (Random, Projection):
         ReplacedPlan(GRID, settings(**SETTINGS), batch_size=1)

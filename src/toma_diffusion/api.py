@@ -218,7 +218,7 @@ def _place(
     """The hooks that merge, and their state."""
     blocks = family.blocks(model)
     config, default = _settle(merging, family.skip_blocks(model))
-    reasons = _reasons_to_leave_alone(model, blocks, config, default)
+    reasons = _reasons_to_leave_whole(model, blocks, config, default)
     method = method_of(config)
     state = MergeState(config, session, family.read_call, chosen.merges_in, description=tuple(method.describe(config)))
     placements, state.records = method.place(config, blocks, reasons, state)
@@ -227,7 +227,7 @@ def _place(
 
 def _nothing_merged(model: nn.Module, state: MergeState, *, is_default: bool) -> str | None:
     """Why no block of a model is merged, if none is."""
-    reasons = {record.left_alone for record in state.records}
+    reasons = {record.left_whole for record in state.records}
     if None in reasons:
         return None
     found = "; ".join(sorted(filter(None, reasons))) or "it has no blocks"
@@ -260,7 +260,7 @@ def _merging_obstacle(model: nn.Module, family: Family | None) -> str | None:
     return None
 
 
-def _reasons_to_leave_alone(model: nn.Module, blocks: list[Block], config: Merging, is_default: bool) -> dict[int, str]:
+def _reasons_to_leave_whole(model: nn.Module, blocks: list[Block], config: Merging, is_default: bool) -> dict[int, str]:
     """By the blocks' indices."""
     count, skipped = len(blocks), config.skip_blocks or ()
     beyond = [index for index in skipped if not -count <= index < count]
@@ -282,7 +282,7 @@ def _merges_an_end(state: MergeState | None) -> bool:
     """Whether the first or the last block is merged as a whole."""
     if state is None or state.config.scope == "module":
         return False
-    return any(state.records[end].left_alone is None for end in (0, -1))
+    return any(state.records[end].left_whole is None for end in (0, -1))
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class Handle:
             root.session.steps.begin(num_steps, scheduler)
             root.forget()
 
-    def step(self, index: int, ordinal: int | None = None, parts: int | None = None) -> None:
+    def step(self, index: int, pass_index: int | None = None, parts: int | None = None) -> None:
         """Set the step, counted from 0, that the following calls of the denoiser belong to.
 
         Several calls in one step are passes over it, such as the two halves of classifier-free guidance, or the tiles
@@ -96,12 +96,12 @@ class Handle:
 
         Args:
             index: of the step.
-            ordinal: which pass over the step the next call is, if passes do not always come in the same order. Call
-                this before every pass then. What is kept from step to step is kept for every ordinal.
+            pass_index: which pass over the step the next call is, if passes do not always come in the same order. Call
+                this before every pass then. What is kept from step to step is kept for every pass_index.
             parts: of how many parts the batch consists that are the same pictures with other prompts, if that is known.
         """
         for steps in {id(root.session.steps): root.session.steps for root in self._roots().values()}.values():
-            steps.set_step(index, ordinal, parts)
+            steps.set_step(index, pass_index, parts)
 
     def compile(self, mode: str = "graphs", **options: Any) -> str:
         """Compile the denoiser with its merging. The next generation compiles, which takes seconds to minutes.

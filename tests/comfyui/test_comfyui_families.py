@@ -82,7 +82,7 @@ def read(model, latent, **arguments):
 def test_all_blocks_get_hooks_which_can_be_removed(make, scope):
     model = make()
     handle = speed_up_model(find_comfy_family(model), model, Chosen(merge=Merge(scope=scope, skip_blocks=())))
-    assert handle.summary().merge.left_alone == ()
+    assert handle.summary().merge.left_whole == ()
     assert len(our_hooks(model)) > 4
     handle.remove()
     assert our_hooks(model) == []
@@ -101,31 +101,31 @@ class TestFlux:
 
     def test_calls_that_cannot_be_merged(self):
         size = (1, 16, 16, 16)
-        assert "mask" in read(flux(), size, attention_mask=torch.ones(1)).left_alone
+        assert "mask" in read(flux(), size, attention_mask=torch.ones(1)).left_whole
         options = {"patches": {"post_input": [print]}}
-        assert "post_input" in read(flux(), size, transformer_options=options).left_alone
+        assert "post_input" in read(flux(), size, transformer_options=options).left_whole
         assert "ControlNet" in read(flux(), size, control={"input": []}).block_by_block
         replaced = {"patches_replace": {"dit": {("double_block", 0): print}}}
         assert "replace blocks" in read(flux(), size, transformer_options=replaced).block_by_block
-        assert read(flux(), size).left_alone is read(flux(), size).block_by_block is None
+        assert read(flux(), size).left_whole is read(flux(), size).block_by_block is None
 
 
 class TestQwenImage:
     def test_references_come_after_the_image(self):
         call = read(qwen_image(), (1, 16, 1, 16, 16), ref_latents=[torch.zeros(1, 16, 1, 8, 8)])
-        assert (call.grids["joint"], call.image_at, call.blocks_left_alone) == (Grid(8, 8), -80, None)
+        assert (call.grids["joint"], call.image_at, call.blocks_left_whole) == (Grid(8, 8), -80, None)
 
     def test_calls_that_cannot_be_merged(self):
         reference = {"ref_latents": [torch.zeros(1, 16, 1, 8, 8)], "ref_latents_method": "index_timestep_zero"}
-        assert "time of their own" in read(qwen_image(), (1, 16, 1, 16, 16), **reference).blocks_left_alone
-        assert "3 layers" in read(qwen_image(), (1, 16, 3, 16, 16)).left_alone
+        assert "time of their own" in read(qwen_image(), (1, 16, 1, 16, 16), **reference).blocks_left_whole
+        assert "3 layers" in read(qwen_image(), (1, 16, 3, 16, 16)).left_whole
 
 
 class TestUNet:
     def test_levels(self):
         blocks = find_comfy_family(unet()).blocks(unet())
         assert [block.kind for block in blocks] == ["level 0", "level 1", "level 1", "level 1", "level 0"]
-        assert len({block.run for block in blocks}) == 5
+        assert len({block.stage for block in blocks}) == 5
         call = read(unet(), (2, 4, 17, 16), timesteps=torch.ones(2))
         assert call.grids == {"level 0": Grid(17, 16), "level 1": Grid(9, 8)}
         assert not call.joint
@@ -134,10 +134,10 @@ class TestUNet:
         def call(**options):
             return read(unet(), (1, 4, 16, 16), timesteps=torch.ones(1), transformer_options=options)
 
-        assert "patch its blocks (attn1)" in call(patches_replace={"attn1": {0: print}}).blocks_left_alone
-        assert "attn2_patch" in call(patches={"attn2_patch": [print]}).blocks_left_alone
-        assert "resize the picture" in call(patches={"input_block_patch": [print]}).left_alone
-        assert call().left_alone is call().blocks_left_alone is None
+        assert "patch its blocks (attn1)" in call(patches_replace={"attn1": {0: print}}).blocks_left_whole
+        assert "attn2_patch" in call(patches={"attn2_patch": [print]}).blocks_left_whole
+        assert "resize the picture" in call(patches={"input_block_patch": [print]}).left_whole
+        assert call().left_whole is call().blocks_left_whole is None
 
     def test_models_of_videos_are_others(self):
         video = unet()

@@ -130,7 +130,7 @@ class TestSteps:
     def test_guidance(self, models, places, negative, parts, ordinals):
         prompts = {"negative": conditioning("flux", 2, length=negative)}
         predicted = sample(accelerated(models["flux"], **SKIP), "flux", **prompts)
-        assert [place.ordinal for place in places] == ordinals
+        assert [place.pass_index for place in places] == ordinals
         assert {place.parts for place in places} == {parts}
         whole = sample(models["flux"], "flux", **prompts)
         assert 0 < (predicted - whole).abs().mean() < whole.abs().mean()
@@ -146,7 +146,7 @@ class TestSteps:
         noise = torch.randn(1, *FAMILIES["flux"].latent)
         levels = torch.tensor([1.0, 0.5, 0.0])
         assert guider.sample(noise, torch.zeros_like(noise), sampler_object("euler"), levels, seed=1).isfinite().all()
-        assert [(place.step, place.ordinal, place.parts) for place in places] == [(0, 0, 3), (1, 0, 3)]
+        assert [(place.step, place.pass_index, place.parts) for place in places] == [(0, 0, 3), (1, 0, 3)]
 
     def test_several_conditionings(self, models, places):
         """Two prompts for two halves of the picture, and a negative one: three passes, or fewer, in every step."""
@@ -155,7 +155,9 @@ class TestSteps:
         sample(accelerated(models["sd15"], ratio=0.5), "sd15", steps=2, positive=left + right)
         first, second = ([place for place in places if place.step == step] for step in (0, 1))
         assert len(first) > 1
-        assert [place.ordinal for place in first] == [place.ordinal for place in second] == list(range(len(first)))
+        assert (
+            [place.pass_index for place in first] == [place.pass_index for place in second] == list(range(len(first)))
+        )
 
     def test_a_prompt_that_begins_half_way(self, models):
         """The evaluation in which it is new is made again, with all of its passes computed."""

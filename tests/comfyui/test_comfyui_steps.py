@@ -50,7 +50,7 @@ def read(reader: PlaceReader, level: float, *passes, schedule: torch.Tensor = SC
 def test_passes(evaluations, expected):
     reader = PlaceReader()
     found = [place for level, *passes in evaluations for place in read(reader, level, *passes)]
-    assert [(place.step, place.ordinal) for place in found] == expected
+    assert [(place.step, place.pass_index) for place in found] == expected
     assert {place.num_steps for place in found} == {4}
     assert [place.begins for place in found] == [True] + [False] * (len(found) - 1)
     assert not any(place.repeats for place in found)
@@ -67,7 +67,7 @@ def test_passes(evaluations, expected):
 def test_a_second_evaluation_in_a_step(levels, expected):
     reader = PlaceReader()
     places = [read(reader, level, POSITIVE)[0] for level in levels]
-    assert [(place.step, place.ordinal, place.repeats) for place in places] == expected
+    assert [(place.step, place.pass_index, place.repeats) for place in places] == expected
 
 
 def test_an_evaluation_that_is_made_again():
@@ -77,7 +77,7 @@ def test_an_evaluation_that_is_made_again():
     reader.repeat_evaluation()
     options = {"sample_sigmas": SCHEDULE, "sigmas": torch.tensor([14.6])}
     again = [reader.read(options | {"cond_or_uncond": kinds, "uuids": uuids}) for kinds, uuids in passes]
-    assert [place.ordinal for place in again] == [place.ordinal for place in first]
+    assert [place.pass_index for place in again] == [place.pass_index for place in first]
     assert not any(place.repeats for place in again)
 
 

@@ -154,7 +154,7 @@ class TestOtherNodes:
         assert "nothing was merged: other nodes patch its blocks (attn1)" in report(clone)
         assert "256 → 128" in report(clone)
 
-    def test_a_resized_picture_is_left_alone(self, models, extras):
+    def test_a_resized_picture_is_left_whole(self, models, extras):
         name = "PatchModelAddDownscale"
         patched = run(extras, name, models["sd15"], **self.CASES[name][1])
         clone = accelerated(patched, ratio=0.5)

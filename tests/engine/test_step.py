@@ -25,7 +25,7 @@ def read(counter: StepCounter, sample: torch.Tensor, conditioning=None, timestep
 
 
 def places(ticks: list[Tick]) -> list[tuple[int, int]]:
-    return [(tick.step, tick.ordinal) for tick in ticks]
+    return [(tick.step, tick.pass_index) for tick in ticks]
 
 
 class Referable(SimpleNamespace):
@@ -60,7 +60,7 @@ class TestByIdentity:
 
     def test_another_size_is_another_step(self):
         counter, prompt = StepCounter(), latent()
-        assert [read(counter, latent(batch), prompt).ordinal for batch in (1, 2, 3)] == [0, 0, 0]
+        assert [read(counter, latent(batch), prompt).pass_index for batch in (1, 2, 3)] == [0, 0, 0]
 
     def test_no_conditioning_at_all(self):
         counter = StepCounter()
@@ -102,7 +102,7 @@ class TestGiven:
             for step in range(2):
                 counter.set_step(step)
                 tick = read(counter, latent())
-                assert (tick.step, tick.ordinal) == (step, 0)
+                assert (tick.step, tick.pass_index) == (step, 0)
                 generations.append(tick.generation)
         first, same, second, last = generations
         assert first == same != second == last
@@ -142,8 +142,8 @@ class TestGivenPasses:
         counter = StepCounter()
         counter.begin(2)
         ticks = []
-        for step, ordinal in ((0, 1), (0, 0), (1, 0), (1, 1)):
-            counter.set_step(step, ordinal)
+        for step, pass_index in ((0, 1), (0, 0), (1, 0), (1, 1)):
+            counter.set_step(step, pass_index)
             ticks.append(read(counter, latent()))
         assert places(ticks) == [(0, 1), (0, 0), (1, 0), (1, 1)]
         assert [tick.first_pass for tick in ticks] == [1, 0, 0, 1]
@@ -211,8 +211,8 @@ class TestByTimestep:
     def test_the_same_call_again_and_again_keeps_no_passes(self):
         pipe = pipeline(3)
         counter, sample, t = StepCounter(pipe), latent(), pipe.scheduler.timesteps[1]
-        assert {read(counter, sample, None, t).ordinal for _ in range(5)} == {0}
-        assert max(read(counter, latent(), None, t).ordinal for _ in range(3 * MOST_PASSES)) < MOST_PASSES
+        assert {read(counter, sample, None, t).pass_index for _ in range(5)} == {0}
+        assert max(read(counter, latent(), None, t).pass_index for _ in range(3 * MOST_PASSES)) < MOST_PASSES
 
     @pytest.mark.parametrize("change", [lambda t: t.clone(), lambda t: t.float(), int], ids=["clone", "cast", "int"])
     def test_a_timestep_of_its_own_says_nothing(self, change):
@@ -235,7 +235,7 @@ class TestBySchedulersIndex:
             ticks += [read(counter, latent(), prompt) for _ in range(2)]
             pipe.scheduler.step_index = index + 1
         count = 8 - (begin or 0)
-        assert places(ticks) == [(step, ordinal) for step in range(count) for ordinal in range(2)]
+        assert places(ticks) == [(step, pass_index) for step in range(count) for pass_index in range(2)]
         assert {tick.num_steps for tick in ticks} == {count}
 
     def test_a_start_that_the_scheduler_says_only_after_its_first_step(self):
@@ -396,7 +396,7 @@ class TestInARunningPipeline:
         prompt, negative = latent(), latent()
         counter, pipe = StepCounter(), Pipeline(3)
         ticks = pipe(counter, [prompt, negative, prompt])
-        assert places(ticks) == [(step, ordinal) for step in range(3) for ordinal in range(3)]
+        assert places(ticks) == [(step, pass_index) for step in range(3) for pass_index in range(3)]
         assert len({tick.generation for tick in ticks}) == 1
         again = pipe(counter, [prompt, negative, prompt])
         assert places(again) == places(ticks)
@@ -428,7 +428,7 @@ class TestGivenValues:
         counter.set_step(0, parts=2)
         assert read(counter, latent(2)).parts == 2
 
-    @pytest.mark.parametrize("wrong", [{"ordinal": -1}, {"ordinal": True}, {"parts": 0}, {"parts": "two"}])
+    @pytest.mark.parametrize("wrong", [{"pass_index": -1}, {"pass_index": True}, {"parts": 0}, {"parts": "two"}])
     def test_wrong_ones_are_quoted(self, wrong):
         ((name, value),) = wrong.items()
         with pytest.raises(UsageError, match=f"{name}={value!r} is not allowed"):

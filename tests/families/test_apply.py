@@ -149,8 +149,8 @@ def test_blocks_in_skip_blocks_see_all_tokens(family, scope):
         shapes = [[each.shape for each in values if isinstance(each, torch.Tensor)] for values in (mine, theirs)]
         assert shapes[0] == shapes[1]
     handle = merged(model, scope=scope, skip_blocks=(0,))
-    assert handle.summary().merge.left_alone == ((find_family(model).blocks(model)[0].name, "in skip_blocks"),)
-    assert "left alone, 1 block: in skip_blocks" in str(handle.summary())
+    assert handle.summary().merge.left_whole == ((find_family(model).blocks(model)[0].name, "in skip_blocks"),)
+    assert "left whole, 1 block: in skip_blocks" in str(handle.summary())
 
 
 LEFT_WHOLE = {
@@ -180,11 +180,11 @@ class TestDefaultsOfAFamily:
         model = family.build(**changes)
         number = 5 if family.name == "flux" else 2
         handle = speed_up(model, merge=Merge(num_regions=4))
-        left_alone = handle.summary().merge.left_alone
-        assert [name for name, _ in left_alone] == [f"{stack}.{index}" for stack in stacks for index in range(number)]
-        assert all(reason.startswith("left whole by default, skip_blocks=") for _, reason in left_alone)
+        left_whole = handle.summary().merge.left_whole
+        assert [name for name, _ in left_whole] == [f"{stack}.{index}" for stack in stacks for index in range(number)]
+        assert all(reason.startswith("left whole by default, skip_blocks=") for _, reason in left_whole)
         handle.remove()
-        assert not merged(model, skip_blocks=()).summary().merge.left_alone
+        assert not merged(model, skip_blocks=()).summary().merge.left_whole
 
     def test_where_nothing_is_left_to_merge_the_error_is_short(self):
         """Five blocks of Flux: the family leaves all of them whole."""
@@ -196,11 +196,11 @@ class TestDefaultsOfAFamily:
                 call(model)
             assert len(str(error.value)) < 200
             assert our_hooks(model) == []
-        assert merged(model, skip_blocks=()).summary().merge.left_alone == ()
+        assert merged(model, skip_blocks=()).summary().merge.left_whole == ()
 
     @pytest.mark.parametrize("name", ["sd15", "sdxl", "sd3", "pixart"])
     def test_some_mind_nothing(self, name):
-        assert speed_up(one(name).build(), merge=Merge(scope="block", num_regions=4)).summary().merge.left_alone == ()
+        assert speed_up(one(name).build(), merge=Merge(scope="block", num_regions=4)).summary().merge.left_whole == ()
 
 
 class TestErrors:

@@ -161,7 +161,7 @@ class TestBlocksWithoutHooks:
     """Blocks share their class's code: what is compiled for one without hooks must not serve one that has them."""
 
     @pytest.mark.parametrize(("name", "scope"), [("sd3", "module"), ("flux", "block"), ("sdxl", "stage")])
-    def test_a_block_left_alone_does_not_lend_its_code(self, name, scope):
+    def test_a_block_left_whole_does_not_lend_its_code(self, name, scope):
         family = one(name)
         model, eager = pair(family, skip_blocks=(0,), scope=scope)
         compile_blocks(model, fullgraph=True, backend="eager")

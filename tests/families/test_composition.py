@@ -488,7 +488,7 @@ class TestFirstBlockCache:
         attended.clear()
         cached_call(FLUX, model, seed=1)
         assert attended == [(38, 38)] * 5
-        assert not handle.summary().merge.left_alone
+        assert not handle.summary().merge.left_whole
         if remove_cache_first:
             model.disable_cache()
             same_picture(call(FLUX, model), steady_call(FLUX, "module"))
@@ -509,9 +509,9 @@ class TestFirstBlockCache:
         plain = call(FLUX, model)
         model.enable_cache(CACHE)
         handle = steady(model, scope=scope)
-        left_alone = dict(handle.summary().merge.left_alone)
-        assert set(left_alone) == {"transformer_blocks.0", "single_transformer_blocks.2"}
-        assert all("cache" in reason for reason in left_alone.values())
+        left_whole = dict(handle.summary().merge.left_whole)
+        assert set(left_whole) == {"transformer_blocks.0", "single_transformer_blocks.2"}
+        assert all("cache" in reason for reason in left_whole.values())
         attended.clear()
         first = cached_call(FLUX, model)
         assert attended == [(70, 70), *[(38, 38)] * 3, (70, 70)]

@@ -55,7 +55,7 @@ class Trace(TorchDispatchMode):
         self.model_of.append(number)
         if any(hook for hook in model._forward_pre_hooks.values() if type(hook).__name__ == "RootHook"):
             tick = state_of(model).session._last
-            self.steps.append((tick.step, tick.ordinal))
+            self.steps.append((tick.step, tick.pass_index))
             self.merged.append(state_of(model).active)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -120,7 +120,7 @@ class TestWhere:
         applied(model, "tomesd")
         assert set(attention_lengths(lambda: one("flux").call(model))) == {(38, 38)}
         deep = flux_transformer(num_layers=7, num_single_layers=8)
-        assert len(speed_up(deep, merge=ToMeSD()).summary().merge.left_alone) == 10
+        assert len(speed_up(deep, merge=ToMeSD()).summary().merge.left_whole) == 10
 
 
 class TestRandomness:
@@ -188,7 +188,7 @@ class TestSettings:
         assert type(config).from_dict(config.to_dict()) == config
         handle = speed_up(sd15_unet(), merge=config)
         assert handle.summary().merge.config == config
-        assert "left alone, 1 block: in skip_blocks" in str(handle.summary())
+        assert "left whole, 1 block: in skip_blocks" in str(handle.summary())
 
     @pytest.mark.parametrize(
         ("config", "wrong", "message"),

@@ -74,7 +74,7 @@ def test_levels_are_counted_from_the_first_with_attention(settings, expected, le
     handle = speed_up(model, merge=ToDo(**settings))
     lengths = {pair for pair in attention_lengths(lambda: one("sdxl").call(model)) if pair[1] != 7}
     assert lengths == expected
-    assert any("factor" in reason for _, reason in handle.summary().merge.left_alone) == leaves
+    assert any("factor" in reason for _, reason in handle.summary().merge.left_whole) == leaves
 
 
 def test_factors_in_the_summary():

@@ -155,7 +155,7 @@ def test_levels_are_counted_from_the_first_with_attention(max_downsample, merged
     handle = speed_up(model, merge=ToMeSD(max_downsample=max_downsample))
     lengths = {query for query, key in attention_lengths(lambda: one("sdxl").call(model)) if key == query}
     assert lengths == {length // 2 for length in merged} | ({64, 16} - merged)
-    assert bool(handle.summary().merge.left_alone) == (max_downsample == 1)
+    assert bool(handle.summary().merge.left_whole) == (max_downsample == 1)
 
 
 def test_the_packages_default_does_nothing_on_sdxl():

@@ -236,7 +236,7 @@ class TestNextGenerations:
         generate(model, handle, 1, 9)
         assert "learned from 3 generations" in str(handle.summary())
 
-    def test_the_generation_in_progress_is_left_alone(self) -> None:
+    def test_the_generation_in_progress_is_left_whole(self) -> None:
         model, handle = made()
         runs = iter(range(1000))
         model.register_forward_pre_hook(lambda *_: handle.learn_from_next(3) if next(runs) == 8 else None)

@@ -105,9 +105,9 @@ def test_the_user_says_which_pass_it_is() -> None:
     story.handle.begin(3)
     for step in range(3):
         sample = FLUX.inputs(seed=step)["hidden_states"]
-        for ordinal in (0, 1) if step % 2 == 0 else (1, 0):
-            story.handle.step(step, ordinal=ordinal)
-            outputs[step, ordinal] = story.call(story.model, sample, story.prompt(str(ordinal)))
+        for pass_index in (0, 1) if step % 2 == 0 else (1, 0):
+            story.handle.step(step, pass_index=pass_index)
+            outputs[step, pass_index] = story.call(story.model, sample, story.prompt(str(pass_index)))
     for step in (1, 2):
         assert torch.equal(outputs[step, 0], outputs[0, 0])
         assert torch.equal(outputs[step, 1], outputs[0, 1])

@@ -156,7 +156,7 @@ class TestMistakes:
 
     def test_a_missing_package_is_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "DeepCache", None)
-        with pytest.raises(UsageError, match=r"needs the package DeepCache. Install it: .*toma-diffusion-lab\[compare\]"):
+        with pytest.raises(UsageError, match=r"needs the package DeepCache.*toma-diffusion-lab\[compare\]"):
             parse_shortcut("deepcache").check(sd15_unet())
 
 
@@ -327,5 +327,5 @@ class TestCacheDiT:
 
     def test_a_missing_package_is_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "cache_dit", None)
-        with pytest.raises(UsageError, match=r"needs the package cache-dit. Install it: .*toma-diffusion-lab\[compare\]"):
+        with pytest.raises(UsageError, match=r"needs the package cache-dit.*toma-diffusion-lab\[compare\]"):
             parse_shortcut(self.text).check(flux_transformer())

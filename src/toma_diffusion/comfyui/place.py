@@ -23,7 +23,7 @@ class Place:
     step: int
     """From 0."""
     num_steps: int
-    ordinal: int
+    pass_index: int
     """Which pass over the step it is. The same conditionings have the same number in every step."""
     parts: int
     """Of how many parts the batch consists that are the same pictures with other prompts; 1 if that is not certain."""
@@ -85,9 +85,9 @@ class PlaceReader:
         self._step = step
         key = tuple(options["uuids"]), tuple(options["cond_or_uncond"])
         times = self._seen[key] = self._seen.get(key, -1) + 1
-        ordinal = self._ordinals.setdefault((key, times), len(self._ordinals))
-        self.passes.add(ordinal)
-        return Place(step, num_steps(self.levels), ordinal, parts_of(options["cond_or_uncond"]), begins, repeats)
+        pass_index = self._ordinals.setdefault((key, times), len(self._ordinals))
+        self.passes.add(pass_index)
+        return Place(step, num_steps(self.levels), pass_index, parts_of(options["cond_or_uncond"]), begins, repeats)
 
     def _level(self, noise: Any) -> float:
         if noise is not self._noise[0]:

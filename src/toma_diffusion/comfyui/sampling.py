@@ -169,7 +169,7 @@ class Calls(Hook):
         """Before the call."""
         self._note_last()
         options = transformer_options(Given(self.names, args, kwargs))
-        reason = self._reason_to_leave_alone(options)
+        reason = self._reason_to_leave_whole(options)
         # Not by the handle, which forgets what earlier steps returned.
         self.session.enabled = reason is None
         if reason is not None:
@@ -177,7 +177,7 @@ class Calls(Hook):
             return
         place = self.places.read(options)
         self._begin(place)
-        self.handle.step(place.step, place.ordinal, place.parts)
+        self.handle.step(place.step, place.pass_index, place.parts)
         self._step, self._awaits_note = place.step, True
 
     def report(self, interrupted: bool) -> Report:
@@ -204,7 +204,7 @@ class Calls(Hook):
             why = f"the sampler {self.sampler} evaluates the model several times a step"
             self.notes[f"{why}: {what} is skipped"] = None
 
-    def _reason_to_leave_alone(self, options: Options) -> str | None:
+    def _reason_to_leave_whole(self, options: Options) -> str | None:
         if upstream.wrapper_in(options.get("wrappers")) is not self.acceleration:
             return "another clone of the model made them"
         if lacking := missing(options):

@@ -47,7 +47,7 @@ class Tick:
     """From 0, in this generation."""
     num_steps: int | None
     """Steps of this generation, if known."""
-    ordinal: int
+    pass_index: int
     """Which pass over the step this is, from 0."""
     first_pass: int
     """The first pass over the step with the very same sample. Another one than this: guidance makes several passes."""
@@ -79,7 +79,7 @@ class StepCounter:
         """Forget everything, also what the user has set: the next call begins a new generation."""
         self._given_num_steps: int | None = None
         self._given_step: int | None = None
-        self._given_ordinal: int | None = None
+        self._given_pass: int | None = None
         self._given_parts: int | None = None
         self._given_scheduler: Any = None
         self._read_scheduler: weakref.ref[Any] | None = None
@@ -108,9 +108,9 @@ class StepCounter:
         return self._generation
 
     @property
-    def has_ordinal(self) -> bool:
+    def has_pass(self) -> bool:
         """Whether the user says which pass over the step a call is."""
-        return self._given_ordinal is not None
+        return self._given_pass is not None
 
     def begin(self, num_steps: int, scheduler: Any = None) -> None:
         """The next call begins a generation of so many steps, with the noise levels of that scheduler."""
@@ -119,25 +119,25 @@ class StepCounter:
         self.reset()
         self._given_num_steps, self._given_scheduler = num_steps, scheduler
 
-    def set_step(self, step: int, ordinal: int | None = None, parts: int | None = None) -> None:
+    def set_step(self, step: int, pass_index: int | None = None, parts: int | None = None) -> None:
         """The calls from now on belong to this step, from 0. Going back begins a new generation, and so does step 0.
 
-        With `ordinal`, the next call is that pass over the step, of so many `parts`; then step 0 may be set again for
-        its other passes.
+        With `pass_index`, the next call is that pass over the step, of so many `parts`; then step 0 may be set again
+        for its other passes.
         """
         most = self._given_num_steps
         if isinstance(step, bool) or not isinstance(step, int) or step < 0 or (most is not None and step >= most):
             allowed = "0 or more" if most is None else f"from 0 to {most - 1} after begin({most})"
             raise UsageError(f"step={step!r} is not allowed: it must be a whole number, {allowed}.")
-        for name, value, least in (("ordinal", ordinal, 0), ("parts", parts, 1)):
+        for name, value, least in (("pass_index", pass_index, 0), ("parts", parts, 1)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise UsageError(f"{name}={value!r} is not allowed: it must be a whole number of {least} or more.")
-        repeats = ordinal is not None and step == self._given_step
+        repeats = pass_index is not None and step == self._given_step
         if not repeats and (step == 0 or self._given_step is None or step < self._given_step):
             self._restart()
         elif step != self._given_step:
             self._passes.clear()
-        self._given_step, self._given_ordinal, self._given_parts = step, ordinal, parts
+        self._given_step, self._given_pass, self._given_parts = step, pass_index, parts
 
     def read(
         self,
@@ -155,8 +155,8 @@ class StepCounter:
             tick = self._note(sample, conditioning, self._given_num_steps, is_exact=True)
             if self._given_parts is not None:
                 tick = replace(tick, parts=self._given_parts)
-            if self._given_ordinal is not None:
-                tick = replace(tick, ordinal=self._given_ordinal, first_pass=self._given_ordinal)
+            if self._given_pass is not None:
+                tick = replace(tick, pass_index=self._given_pass, first_pass=self._given_pass)
             return tick
         running = found.pipeline if found is not None and self._given_num_steps is None else None
         scheduler = self._scheduler(running)
@@ -290,11 +290,11 @@ class StepCounter:
         if not self._passes:
             self._conditioning = Identity(conditioning)
         self._passes.append((Identity(sample), Identity(conditioning), tuple(sample.shape)))
-        ordinal = len(self._passes) - 1
+        pass_index = len(self._passes) - 1
         first = next(index for index, (known, _, _) in enumerate(self._passes) if known.holds(sample))
         if self._begins:
             self._generation, self._begins = next(_generations), False
-        return Tick(self._step, num_steps, ordinal, first, self._parts, is_exact, self._generation)
+        return Tick(self._step, num_steps, pass_index, first, self._parts, is_exact, self._generation)
 
 
 @dataclass(frozen=True)

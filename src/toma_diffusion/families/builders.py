@@ -94,7 +94,7 @@ def unet_block(normalize: Normalize) -> Builder:
         normalize,
         (),
         _site("attn", "attn1", check=_refuse_mask),
-        _site("cross_attn", "attn2", leave_alone=has_image_masks),
+        _site("cross_attn", "attn2", leave_whole=has_image_masks),
         _site("ff", "ff"),
         takes_other_keys=True,
     )
@@ -119,9 +119,9 @@ def _site(
     *per_token: PerToken,
     streams: tuple[int, ...] = (0,),
     check: Callable[[Given], object] = never,
-    leave_alone: Callable[[Given], bool] = never,
+    leave_whole: Callable[[Given], bool] = never,
 ) -> SiteSpec:
-    return SiteSpec(name, frozenset({role}), around(name, *per_token, check=check, streams=streams), leave_alone)
+    return SiteSpec(name, frozenset({role}), around(name, *per_token, check=check, streams=streams), leave_whole)
 
 
 def _from_norm_to_projection(per_token: tuple[PerToken, ...]) -> Callable[[Site], list[tuple[str, Hook]]]:

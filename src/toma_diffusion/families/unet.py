@@ -17,7 +17,7 @@ from toma_diffusion.merge.state import Call
 
 
 class UNet(Family):
-    """Every `Transformer2DModel` of the UNet is a run; those of one level are of one kind."""
+    """Every `Transformer2DModel` of the UNet is a stage; those of one level are of one kind."""
 
     model_class = "UNet2DConditionModel"
     supports = "UNet2DConditionModel (Stable Diffusion 1.x, 2.x, SDXL)"
@@ -33,9 +33,9 @@ class UNet(Family):
         places.append(("mid_block", model.mid_block, levels if model.down_blocks[-1].downsamplers else levels - 1))
         places += [(f"up_blocks.{index}", block, levels - 1 - index) for index, block in enumerate(model.up_blocks)]
         return [
-            build(block, f"{run}.transformer_blocks.{number}", f"level {level}", run=run, level=level)
+            build(block, f"{stage}.transformer_blocks.{number}", f"level {level}", stage=stage, level=level)
             for place, parent, level in places
-            for run, transformer in _named(f"{place}.attentions", getattr(parent, "attentions", None) or ())
+            for stage, transformer in _named(f"{place}.attentions", getattr(parent, "attentions", None) or ())
             for number, block in enumerate(getattr(transformer, "transformer_blocks", ()))
         ]
 
@@ -50,8 +50,8 @@ class UNet(Family):
                 height, width = (height + rounding_up) // 2, (width + rounding_up) // 2
             grids[f"level {level}"] = Grid(height, width)
         masked = (given["cross_attention_kwargs"] or {}).get("ip_adapter_masks") is not None
-        left_alone = "IP-Adapter masks are laid over whole grids" if masked else None
-        return self.call(model, given, sample=sample, grids=grids, blocks_left_alone=left_alone)
+        left_whole = "IP-Adapter masks are laid over whole grids" if masked else None
+        return self.call(model, given, sample=sample, grids=grids, blocks_left_whole=left_whole)
 
 
 def _named(place: str, modules: Any) -> list[tuple[str, Any]]:

@@ -24,7 +24,7 @@ class SiteSpec:
     """Which of `attn`, `cross_attn` and `ff` it is. Merged if one of them is in the setting `sites`."""
     hooks: Callable[[Site], list[tuple[str, Hook]]]
     """The hooks that merge before and unmerge after, each with the name of its module inside the block."""
-    leave_alone: Callable[[Given], bool] = never
+    leave_whole: Callable[[Given], bool] = never
     """Whether a call of the module with these arguments must not be merged."""
 
 
@@ -41,9 +41,8 @@ class Block:
     """In the order in which they run."""
     normalize: Callable[[nn.Module, Given], Tensor]
     """Computes the tokens that the first layer of the block gets. Destinations are selected among them."""
-    run: str = ""
-    """Consecutive blocks of one run may stay merged together in `stage` scope. Default: its name without the last
-    number."""
+    stage: str = ""
+    """Consecutive blocks of one stage may stay merged together. Default: its name without the last number."""
     per_token: tuple[PerToken, ...] = ()
     """The arguments of the block, besides the tokens, that have a row for every token: positions, masks."""
     stream: int | None = None
@@ -58,8 +57,8 @@ class Block:
     """The dimension along which the feed-forward layer is called on chunks, if it is."""
 
     def __post_init__(self) -> None:
-        if not self.run:
-            object.__setattr__(self, "run", self.name.rpartition(".")[0])
+        if not self.stage:
+            object.__setattr__(self, "stage", self.name.rpartition(".")[0])
 
     def chosen_sites(self, roles: Iterable[str]) -> list[SiteSpec]:
         """The places to merge that have one of these roles."""
@@ -72,7 +71,7 @@ class Block:
             )
         return specs
 
-    def record(self, specs: Iterable[SiteSpec], left_alone: str | None) -> BlockRecord:
+    def record(self, specs: Iterable[SiteSpec], left_whole: str | None) -> BlockRecord:
         """For the summary: what is merged in this block, or why nothing is."""
-        names = tuple(f"{self.name}.{spec.name}" for spec in specs) if left_alone is None else ()
-        return BlockRecord(self.name, self.kind, self.width, names, len(names), left_alone)
+        names = tuple(f"{self.name}.{spec.name}" for spec in specs) if left_whole is None else ()
+        return BlockRecord(self.name, self.kind, self.width, names, len(names), left_whole)

@@ -39,7 +39,7 @@ class Merge(Merging):
 
     scope: str = "stage"
     """Where to merge and unmerge: around each `module` (the paper's ToMA), each `block` (the paper's ToMA*), or a
-    `stage`, which is a run of blocks. Wider is faster and may lose more detail."""
+    `stage`, which is a run of consecutive blocks. Wider is faster and may lose more detail."""
 
     sites: tuple[str, ...] | None = None
     """Which modules to merge in scope `module`, out of `attn`, `cross_attn` and `ff`. More is faster. None: all."""
@@ -92,9 +92,9 @@ class Merge(Merging):
     exact. None: with every selection."""
 
     share_plan: bool = False
-    """Whether runs of blocks of the same kind share one plan, as in the paper, such as the `Transformer2DModel`s of one
+    """Whether stages of the same kind share one plan, as in the paper, such as the `Transformer2DModel`s of one
     level of a U-Net. Faster; but tokens before and after the middle differ much, and the weights of one do not fit the
-    other. Blocks of one run always share a plan."""
+    other. Blocks of one stage always share a plan."""
 
     guidance_parts: int | str = "auto"
     """Which samples share one plan because they are the same picture with another prompt, as in classifier-free
@@ -195,5 +195,5 @@ class Merge(Merging):
 
     @property
     def skips_last_block(self) -> bool:
-        """In a run of blocks the change of the last one is not smoothed by another."""
+        """In a stage the change of the last one is not smoothed by another."""
         return self.scope == "stage"

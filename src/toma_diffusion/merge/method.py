@@ -29,7 +29,7 @@ class Method(ABC, Generic[ConfigT]):
 
         Args:
             blocks: of the model, in the order in which they run.
-            reasons: by index, the blocks that must be left alone, and why.
+            reasons: by index, the blocks that must be left whole, and why.
             state: gets a slot for every plan, and notes for the summary.
         """
 

@@ -12,14 +12,14 @@ from toma_diffusion.merge import MergePlan, why_first_frame_whole
 from toma_diffusion.merge.block import Block, SiteSpec
 from toma_diffusion.merge.config import Merge
 from toma_diffusion.merge.method import Method, Placed
-from toma_diffusion.merge.sites import EnterBlock, LeaveBlock, Run, Site
+from toma_diffusion.merge.sites import EnterBlock, LeaveBlock, Site, Stage
 from toma_diffusion.merge.state import BlockRecord, MergeState, Slot
 
 MakePlan = Callable[..., MergePlan]
 
 
 class ToMA(Method[Merge]):
-    """Blocks of one kind share a plan. Tokens are merged around modules, around blocks, or around runs of blocks."""
+    """Blocks of one kind share a plan. Tokens are merged around modules, around blocks, or around stages."""
 
     name = "toma"
     config_class = Merge
@@ -40,7 +40,7 @@ class ToMA(Method[Merge]):
         if config.min_tokens:
             lines.append(f"grids of fewer than {config.min_tokens} tokens left whole")
         if config.share_plan:
-            lines.append("runs of blocks of one kind share one plan")
+            lines.append("stages of one kind share one plan")
         lines.append(f"selected every {_steps(config.select_every)}, reweighed every {_steps(config.reweighed_every)}")
         return lines
 
@@ -66,36 +66,36 @@ def _around_blocks(
     placements: list[Placement] = []
     records: list[BlockRecord] = []
     indexed = list(enumerate(blocks))
-    # Consecutive blocks of one run that are all merged stay merged together; in `block` scope each is its own run.
-    for (left_alone, _), group in groupby(
-        indexed, key=lambda item: (item[0] in reasons, item[1].run if config.scope == "stage" else item[0])
+    # Consecutive blocks of one stage that are all merged stay merged together; in scope `block` each is a stage.
+    for (left_whole, _), group in groupby(
+        indexed, key=lambda item: (item[0] in reasons, item[1].stage if config.scope == "stage" else item[0])
     ):
         members = list(group)
-        if left_alone:
+        if left_whole:
             records += [block.record((), reasons[index]) for index, block in members]
             continue
-        run = Run()
-        state.runs.append(run)
+        stage = Stage()
+        state.stages.append(stage)
         for index, block in members:
             site = _site(config, make, state, block)
             first, last = index == members[0][0], index == members[-1][0]
-            enter = EnterBlock(site, run, first, block.normalize, block.per_token, block.writes_in_place)
-            leave = LeaveBlock(site, run, last, block.stream)
+            enter = EnterBlock(site, stage, first, block.normalize, block.per_token, block.writes_in_place)
+            leave = LeaveBlock(site, stage, last, block.stream)
             placements += [Placement(block.module, None, enter), Placement(block.module, None, leave)]
             records.append(BlockRecord(block.name, block.kind, block.width, (block.name,), int(first), None))
     return placements, records
 
 
 def _site(config: Merge, make: MakePlan, state: MergeState, block: Block, spec: SiteSpec | None = None) -> Site:
-    """A site of the block. Blocks of a run share a plan; what runs of one kind share is a setting."""
+    """A site of the block. Blocks of a stage share a plan; what stages of one kind share is a setting."""
     of_kind = [slot for slot in state.slots if slot.kind == block.kind]
-    sharers = block.kind if config.share_plan else block.run
+    sharers = block.kind if config.share_plan else block.stage
     slot = next((slot for slot in of_kind if slot.sharers == sharers), None)
     if slot is None:
-        name = f"{block.kind}, {block.run}" if of_kind else block.kind
+        name = f"{block.kind}, {block.stage}" if of_kind else block.kind
         slot = Slot(name, block.kind, make, sharers)
         state.slots.append(slot)
-    return Site(state, slot) if spec is None else Site(state, slot, spec.leave_alone)
+    return Site(state, slot) if spec is None else Site(state, slot, spec.leave_whole)
 
 
 def _steps(number: int) -> str:

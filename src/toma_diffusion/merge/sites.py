@@ -1,4 +1,4 @@
-"""Merge sites: the forward hooks that put fewer tokens through a module, a block or a run of blocks.
+"""Merge sites: the forward hooks that put fewer tokens through a module, a block or a stage.
 
 They are plain `torch.nn.Module` hooks, so they compose with whatever else wraps a module's forward (LoRA, offloading,
 caches, IP-Adapter, compilation). Each is an object, so that copying a model copies its hooks and their shared state.
@@ -32,12 +32,12 @@ class Site:
     state: MergeState
     slot: Slot
     """Sites of one slot share a plan."""
-    leave_alone: Callable[[Given], bool] = never
+    leave_whole: Callable[[Given], bool] = never
     """Whether a call with these arguments must not be merged."""
 
     def plan(self, given: Given) -> Plan | None:
         """The plan to use in this call, or None if the module is not merged."""
-        if not self.state.active or self.leave_alone(given):
+        if not self.state.active or self.leave_whole(given):
             return None
         plan = self.slot.plan
         return None if plan is None or plan.is_identity else plan
@@ -195,7 +195,7 @@ class UnmergeOutput(Hook):
 
 
 @dataclass(eq=False)
-class Run:
+class Stage:
     """Consecutive blocks that stay merged together. Holds X and M X while they run."""
 
     whole: Tensor | None = None
@@ -207,10 +207,10 @@ class Run:
 
 @dataclass(eq=False)
 class EnterBlock(Hook):
-    """Forward pre-hook of a block in a run: the first one merges, all use the positions of the destinations."""
+    """Forward pre-hook of a block in a stage: the first one merges, all use the positions of the destinations."""
 
     site: Site
-    run: Run
+    stage: Stage
     first: bool
     normalize: Callable[[nn.Module, Given], Tensor]
     """The tokens that the block's first layer sees; destinations are chosen among them."""
@@ -227,7 +227,7 @@ class EnterBlock(Hook):
         if self.first or self.site.state.block_by_block:
             self.site.update(plan, lambda: self.site.image(plan, self.normalize(module, given)))
             merged = self.site.merge(plan, given.tokens)
-            self.run.whole, self.run.merged = given.tokens, merged
+            self.stage.whole, self.stage.merged = given.tokens, merged
             reduced = given.with_tokens(merged.clone() if self.writes_in_place else merged)
         else:
             reduced = given
@@ -237,7 +237,7 @@ class EnterBlock(Hook):
 
 @dataclass(eq=False)
 class LeaveBlock(Hook):
-    """Forward hook of a block in a run: the last one returns X + U(blocks(M X) − M X).
+    """Forward hook of a block in a stage: the last one returns X + U(blocks(M X) − M X).
 
     Unmerging the change, not the result, keeps the full detail of what the blocks do not change.
     """
@@ -245,7 +245,7 @@ class LeaveBlock(Hook):
     before = False
 
     site: Site
-    run: Run
+    stage: Stage
     last: bool
     stream: int | None = None
     """Which of several outputs is the image stream; None if the output is a single tensor."""
@@ -255,10 +255,10 @@ class LeaveBlock(Hook):
         plan = self.site.plan(Given(self.names, args, kwargs))
         if plan is None or not (self.last or self.site.state.block_by_block):
             return output
-        whole, merged = self.run.whole, self.run.merged
+        whole, merged = self.stage.whole, self.stage.merged
         if whole is None or merged is None:
-            raise RuntimeError("the first block of this run was skipped, so its tokens were never merged.")
-        self.run.whole = self.run.merged = None
+            raise RuntimeError("the first block of this stage was skipped, so its tokens were never merged.")
+        self.stage.whole = self.stage.merged = None
         result = output if self.stream is None else output[self.stream]
         result = self.site.unmerge_onto(whole, plan, result - merged)
         if self.stream is None:

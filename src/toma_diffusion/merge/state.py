@@ -18,7 +18,7 @@ from toma_diffusion.merge import Action, Grid, Plan, Schedule
 from toma_diffusion.merge.base import Merging
 
 if TYPE_CHECKING:
-    from toma_diffusion.merge.sites import Run
+    from toma_diffusion.merge.sites import Stage
 
 PlanKey = tuple[str, int, Grid, int, int, torch.dtype, torch.device, bool]
 
@@ -61,11 +61,11 @@ class Call:
     joint: bool = False
     """Whether the whole batch has one position table, so that all samples must share their destinations."""
     block_by_block: str | None = None
-    """The reason why runs of blocks cannot stay merged in this call, if any. They are merged block by block."""
-    blocks_left_alone: str | None = None
+    """The reason why stages cannot stay merged in this call, if any. They are merged block by block."""
+    blocks_left_whole: str | None = None
     """The reason why a module needs all tokens in this call, if any. In `module` scope that module is not merged, in
     the other scopes nothing is."""
-    left_alone: str | None = None
+    left_whole: str | None = None
     """The reason why nothing can be merged in this call, if any."""
 
     @property
@@ -96,8 +96,8 @@ class BlockRecord:
     merged: tuple[str, ...]
     """The modules merged, or the block itself."""
     merges: int
-    """How often tokens are merged and unmerged in it. In a run of blocks it is counted in the first."""
-    left_alone: str | None
+    """How often tokens are merged and unmerged in it. In a stage it is counted in the first."""
+    left_whole: str | None
     """Why nothing in it is merged, if so."""
 
 
@@ -119,7 +119,7 @@ class Slot:
     make: Callable[..., Plan]
     """Makes a plan from a grid, `batch_size`, `parts`, `dtype`, `device` and `joint`."""
     sharers: str = ""
-    """Which blocks of the kind share it: the name of a run, or of the kind."""
+    """Which blocks of the kind share it: the name of a stage, or of the kind."""
     plan: Plan | None = None
     """The plan of the current call."""
     key: PlanKey | None = None
@@ -132,7 +132,7 @@ class Slot:
 @dataclass
 class MergeState:
     """The merging of one denoiser, set before every call. Compiled code changes only `awaits_tokens` of a slot, and
-    what runs hold while their blocks run.
+    what stages hold while their blocks run.
 
     Sites that do not come first read `active`, not `action`, so that they need one compiled graph instead of three.
     """
@@ -152,9 +152,9 @@ class MergeState:
     action: Action = Action.SELECT
     """What plans do in this call."""
     block_by_block: bool = False
-    """Whether runs of blocks are merged and unmerged at every block in this call."""
+    """Whether stages are merged and unmerged at every block in this call."""
     image_at: int | None = None
-    runs: list[Run] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
     """Blocks that stay merged together."""
     description: tuple[str, ...] = ()
     """What the method does, in lines for `summary()`."""
@@ -231,8 +231,8 @@ class MergeState:
         """
         session = self.session
         self._note_updates(tick)
-        for run in self.runs:
-            run.whole = run.merged = None  # of a call that an error has ended
+        for stage in self.stages:
+            stage.whole = stage.merged = None  # of a call that an error has ended
         if begins:
             self._begin_generation()
             self.is_used = self.merges_in(tick.num_steps)
@@ -241,23 +241,23 @@ class MergeState:
         self.block_by_block = self.config.scope == "stage" and call.block_by_block is not None
         if self.block_by_block:
             session.notes.add(f"stages were merged block by block: {call.block_by_block}")
-        if call.blocks_left_alone is not None:
+        if call.blocks_left_whole is not None:
             effect = "single modules were left alone" if self.config.scope == "module" else "nothing was merged"
-            session.notes.add(f"{effect}: {call.blocks_left_alone}")
+            session.notes.add(f"{effect}: {call.blocks_left_whole}")
             self.active = self.active and self.config.scope == "module"
-        if call.left_alone is not None:
-            session.notes.add(f"nothing was merged: {call.left_alone}")
+        if call.left_whole is not None:
+            session.notes.add(f"nothing was merged: {call.left_whole}")
             self.active = False
         session.acted = session.acted or action is not None
         if self.active:
-            parts, ordinal = self._sharing(call, tick)
+            parts, pass_index = self._sharing(call, tick)
             grids, self.image_at = self._merged_part(call)
             for slot in self.slots:
-                slot.key, slot.plan = self._plan(slot, call, grids[slot.kind], ordinal, parts)
+                slot.key, slot.plan = self._plan(slot, call, grids[slot.kind], pass_index, parts)
                 slot.awaits_tokens = True
                 slot.plan.begin_call()
             self._warn_if_nothing_is_removed()
-            if ordinal < tick.ordinal and all(slot.key in self._updated for slot in self.slots):
+            if pass_index < tick.pass_index and all(slot.key in self._updated for slot in self.slots):
                 self.action = Action.REUSE  # another pass of guidance has updated these plans in this step
 
     def forget(self) -> None:
@@ -292,7 +292,7 @@ class MergeState:
 
     def _note_updates(self, tick: Tick) -> None:
         """Note which plans the last call updated, if this call belongs to the same step."""
-        if tick.ordinal == 0:
+        if tick.pass_index == 0:
             self._updated.clear()
         else:
             self._updated |= {slot.key for slot in self.slots if slot.key is not None and not slot.awaits_tokens}
@@ -302,13 +302,13 @@ class MergeState:
         asked, batch = self.config.guidance_parts, call.batch_size
         if asked == 1:
             self.guidance = "every sample chooses for itself"
-            return 1, tick.ordinal
+            return 1, tick.pass_index
         parts = tick.parts if isinstance(asked, str) else asked
         if batch % parts:
             raise UsageError(
                 f"guidance_parts={asked} does not divide a batch of {batch}: give a number that does, or 'auto'."
             )
-        passes = "; passes over one sample share a plan" if tick.first_pass < tick.ordinal else ""
+        passes = "; passes over one sample share a plan" if tick.first_pass < tick.pass_index else ""
         self.guidance = (
             "every sample chooses for itself" if parts == 1 else f"{parts} parts of guidance choose together"
         ) + passes
@@ -335,9 +335,9 @@ class MergeState:
         begins = None if call.image_at is None else call.image_at + grid.num_tokens - rest.num_tokens
         return dict.fromkeys(call.grids, rest), begins
 
-    def _plan(self, slot: Slot, call: Call, grid: Grid, ordinal: int, parts: int) -> tuple[PlanKey, Plan]:
+    def _plan(self, slot: Slot, call: Call, grid: Grid, pass_index: int, parts: int) -> tuple[PlanKey, Plan]:
         sample = call.sample
-        key = (slot.name, ordinal, grid, call.batch_size, parts, call.token_dtype, sample.device, call.joint)
+        key = (slot.name, pass_index, grid, call.batch_size, parts, call.token_dtype, sample.device, call.joint)
         if key not in self._plans:
             with torch.inference_mode(False):  # buffers made in inference mode cannot be updated outside it
                 plan = slot.make(

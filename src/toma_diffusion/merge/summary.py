@@ -38,7 +38,7 @@ class MergeSummary:
     is_used: bool
     """Whether tokens are merged in generations like the last one, or like the usual one if there was none."""
     kinds: tuple[KindSummary, ...]
-    left_alone: tuple[tuple[str, str], ...]
+    left_whole: tuple[tuple[str, str], ...]
     """Blocks that are not merged, and why."""
     notes: tuple[str, ...]
     """What plans could not do."""
@@ -86,15 +86,15 @@ class MergeSummary:
                 f"multiplications in the transformer blocks of a merged step, by the paper's formula: "
                 f"{self.multiplications:.3g} → {self.merged_multiplications:.3g} ({-saved:+.1%})"
             )
-        reasons = Counter(reason for _, reason in self.left_alone)
-        lines += [f"left alone, {count} block{'s' if count > 1 else ''}: {why}" for why, count in reasons.items()]
+        reasons = Counter(reason for _, reason in self.left_whole)
+        lines += [f"left whole, {count} block{'s' if count > 1 else ''}: {why}" for why, count in reasons.items()]
         return lines
 
 
 def summarize(state: MergeState) -> MergeSummary:
     """From the installed hooks and the last call."""
     records = state.records
-    merged = [record for record in records if record.left_alone is None]
+    merged = [record for record in records if record.left_whole is None]
     kinds = []
     for kind in dict.fromkeys(record.kind for record in merged):
         of_kind = [record for record in merged if record.kind == kind]
@@ -118,7 +118,7 @@ def summarize(state: MergeState) -> MergeSummary:
         num_blocks=len(records),
         is_used=state.merges_in(USUAL_STEPS) if state.is_used is None else state.is_used,
         kinds=tuple(kinds),
-        left_alone=tuple((record.name, record.left_alone) for record in records if record.left_alone is not None),
+        left_whole=tuple((record.name, record.left_whole) for record in records if record.left_whole is not None),
         notes=tuple(sorted(_empty_plans(state))),
         description=state.description,
         backend="+".join(sorted({backend.name for _, backend in ran})) or None,
@@ -150,7 +150,7 @@ def _multiplications(records: list[BlockRecord], state: MergeState) -> tuple[flo
         if cost is None:
             continue
         before += cost.whole
-        after += cost.whole if record.left_alone is not None else cost.reduced + cost.merging * record.merges
+        after += cost.whole if record.left_whole is not None else cost.reduced + cost.merging * record.merges
     for slot in state.slots:  # blocks of one slot share the cost of its plan
         width = next(record.width for record in records if record.kind == slot.kind)
         cost = None if slot.plan is None else slot.plan.multiplications(width)

@@ -29,8 +29,8 @@ VARIANTS: Mapping[str, Merge] = MappingProxyType(
         "toma-late": LATE,
     }
 )
-"""`toma-stage` merges around runs of blocks: of what merges alone it is the fastest. It chooses in every step and for
-every run of blocks, in regions of 256 tokens, with a mild preference for near tokens. `toma-late` does so in the second
+"""`toma-stage` merges around stages: of what merges alone it is the fastest. It chooses in every step and for
+every stage, in regions of 256 tokens, with a mild preference for near tokens. `toma-late` does so in the second
 half of the steps only, block by block. All figures are in docs/quality.md.
 
 The others are the paper's. `toma` uses a hard assignment, the limit of the paper's sharp softmax. It loses less of an

@@ -25,7 +25,7 @@ class PerBlockMethod(Method[ConfigT]):
         """For every block a function that makes its plan, from a grid, `batch_size`, `dtype`, `device` and `joint`."""
 
     @abstractmethod
-    def left_alone(self, config: ConfigT, blocks: list[Block]) -> dict[int, str]:
+    def left_whole(self, config: ConfigT, blocks: list[Block]) -> dict[int, str]:
         """By index, the blocks that the method does not merge, and why. Raises if it cannot be applied at all."""
 
     def hooks(self, spec: SiteSpec, site: Site) -> list[tuple[str, Hook]]:
@@ -36,7 +36,7 @@ class PerBlockMethod(Method[ConfigT]):
         placements: list[Placement] = []
         records = []
         sites = config.merged_sites
-        reasons = self.left_alone(config, blocks) | reasons
+        reasons = self.left_whole(config, blocks) | reasons
         for index, (block, make) in enumerate(zip(blocks, self.plans(config, blocks), strict=True)):
             specs = block.chosen_sites(sites) if index not in reasons else []
             reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(sites)}")
@@ -46,7 +46,7 @@ class PerBlockMethod(Method[ConfigT]):
                 if self.reads_blocks:
                     placements.append(Placement(block.module, None, UpdatePlan(Site(state, slot))))
             for spec in specs:
-                hooks = self.hooks(spec, Site(state, slot, spec.leave_alone))
+                hooks = self.hooks(spec, Site(state, slot, spec.leave_whole))
                 placements += [Placement(block.module, name, hook) for name, hook in hooks]
             records.append(block.record(specs, reason))
         return placements, records

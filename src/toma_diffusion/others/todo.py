@@ -88,7 +88,7 @@ class ToDoMethod(PerBlockMethod[ToDo]):
     config_class = ToDo
     reads_blocks = False
 
-    def left_alone(self, config: ToDo, blocks: list[Block]) -> dict[int, str]:
+    def left_whole(self, config: ToDo, blocks: list[Block]) -> dict[int, str]:
         """Blocks of a lower resolution. Raises for joint attention."""
         joint = [block.name for block in blocks if not block.takes_other_keys]
         if joint:

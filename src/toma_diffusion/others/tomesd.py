@@ -95,7 +95,7 @@ class ToMeSDMethod(PerBlockMethod[ToMeSD]):
     name = "tomesd"
     config_class = ToMeSD
 
-    def left_alone(self, config: ToMeSD, blocks: list[Block]) -> dict[int, str]:
+    def left_whole(self, config: ToMeSD, blocks: list[Block]) -> dict[int, str]:
         """Blocks of a lower resolution."""
         reason = f"downsampled by more than max_downsample={config.max_downsample}"
         levels = relative_levels(blocks)

@@ -154,7 +154,7 @@ class Skipper(Front):
             return Call(tick, None, seen), None
         if tick.generation != self.generation.number:
             self._begin_generation(tick)
-        name = None if session.steps.has_ordinal else self.pass_name
+        name = None if session.steps.has_pass else self.pass_name
         key = self.passes.key_of(tick, name, begins_step=tick.step != self.decisions.step)
         history = self.passes.history(key, seen)
         self.decisions.begin_step(tick.step, is_planned=self.generation.computes(tick.step))

@@ -112,7 +112,7 @@ class Generation:
         learned = self.learned
         if learned is None or tick.step not in learned.weights:
             return None
-        first = tick.ordinal * tick.parts
+        first = tick.pass_index * tick.parts
         weights = learned.weights[tick.step][first : first + tick.parts]
         depth = max((len(each.outputs) for each in weights), default=0)
         expected = tuple(each for each in reversed(learned.computed) if each <= tick.step)[:depth]

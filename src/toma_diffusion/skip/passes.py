@@ -45,10 +45,10 @@ class Passes:
 
     def key_of(self, tick: Tick, name: str | None, *, begins_step: bool) -> Hashable:
         """Which pass a call is: by the pipeline's name for it, or by its place among the passes over the step."""
-        if begins_step or tick.ordinal == 0:
+        if begins_step or tick.pass_index == 0:
             self._named.clear()
         if name is None:
-            return tick.ordinal
+            return tick.pass_index
         number = self._named[name] = self._named.get(name, -1) + 1
         return name, number
 
@@ -67,7 +67,7 @@ class Passes:
         """A pass was computed."""
         self.last_computed = tick.step
         if tick.step == 0:
-            self.count = max(self.count, (tick.ordinal + 1) * tick.parts)
+            self.count = max(self.count, (tick.pass_index + 1) * tick.parts)
 
     def keep(self, key: Hashable, step: int, output: Any, seen: Seen, needs: tuple[int, bool]) -> History:
         """Keep the output of a computed pass. Returns all that are kept of it."""

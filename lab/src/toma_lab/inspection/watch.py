@@ -56,7 +56,7 @@ def watch(pipe: Any, on_block: Callable[[BlockInput], None]) -> Iterator[list[Bl
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             call: Call = now["call"]
             tick: Tick = now["tick"]
-            if tick.ordinal > 0:
+            if tick.pass_index > 0:
                 return
             grid = call.grids[block.kind]
             sequence = block.normalize(module, given_to(module, args, kwargs))[-1]  # not only the image

@@ -29,9 +29,9 @@ class ComfyFamily(Family):
         return super().call(model, given, grid, **{"sample": given["x"], "conditioning": given["context"]} | facts)
 
 
-def site(role: str, name: str, *per_token: PerToken, leave_alone: Callable[[Given], bool] = never) -> SiteSpec:
+def site(role: str, name: str, *per_token: PerToken, leave_whole: Callable[[Given], bool] = never) -> SiteSpec:
     """A module of a block that is merged in scope `module`."""
-    return SiteSpec(name, frozenset({role}), around(name, *per_token), leave_alone)
+    return SiteSpec(name, frozenset({role}), around(name, *per_token), leave_whole)
 
 
 def block_builder(width: str, **facts: Any) -> Callable[[Any, str, str], Block]:

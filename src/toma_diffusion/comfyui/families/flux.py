@@ -131,11 +131,11 @@ class Flux(ComfyFamily):
             image_at=-tokens,
             lengths={"single": given["context"].shape[1] + tokens},
             block_by_block=adds_residuals(given, "control") or replaced_blocks(given),
-            left_alone=_reason_to_leave_alone(given),
+            left_whole=_reason_to_leave_whole(given),
         )
 
 
-def _reason_to_leave_alone(given: Given) -> str | None:
+def _reason_to_leave_whole(given: Given) -> str | None:
     if given["attention_mask"] is not None:
         return "attention has a mask over the whole sequence"
     if patches(given, "post_input"):

@@ -65,10 +65,10 @@ class QwenImage(ComfyFamily):
             grid,
             image_at=-tokens,
             block_by_block=adds_residuals(given, "control") or replaced_blocks(given) or patched,
-            blocks_left_alone=(
+            blocks_left_whole=(
                 "references are modulated by a time of their own" if references and method == TIMES_APART else None
             ),
-            left_alone=f"the latent has {layers} layers, and only one is supported" if layers > 1 else None,
+            left_whole=f"the latent has {layers} layers, and only one is supported" if layers > 1 else None,
         )
 
 

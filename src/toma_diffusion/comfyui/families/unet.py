@@ -18,7 +18,7 @@ SIZE_PATCHES = ("input_block_patch", "input_block_patch_after_skip")
 
 
 class UNet(ComfyFamily):
-    """Every `SpatialTransformer` is a run; those of one level are of one kind."""
+    """Every `SpatialTransformer` is a stage; those of one level are of one kind."""
 
     model_class = "UNetModel"
     module_name = "comfy.ldm.modules.diffusionmodules.openaimodel"
@@ -56,8 +56,8 @@ class UNet(ComfyFamily):
             given,
             timestep=given["timesteps"],
             grids=grids,
-            blocks_left_alone=patched if needs_all else None,
-            left_alone=resized if resizes else None,
+            blocks_left_whole=patched if needs_all else None,
+            left_whole=resized if resizes else None,
         )
 
 
@@ -74,17 +74,17 @@ def _layers(model: Any) -> Iterator[tuple[str, Any, int]]:
             level += _is(layer, DOWN)
 
 
-def _block(module: Any, name: str, run: str, level: int) -> Block:
+def _block(module: Any, name: str, stage: str, level: int) -> Block:
     # Self-attention gets keys, or values of their own, only from patches of other nodes, which may need all tokens.
     is_patched = _gets_value if module.disable_self_attn else _gets_keys
-    crossing = () if module.attn2 is None else (site("cross_attn", "attn2", leave_alone=_gets_value),)
+    crossing = () if module.attn2 is None else (site("cross_attn", "attn2", leave_whole=_gets_value),)
     return Block(
         name=name,
         module=module,
         kind=f"level {level}",
-        run=run,
+        stage=stage,
         width=module.n_heads * module.d_head,
-        sites=(site("attn", "attn1", leave_alone=is_patched), *crossing, site("ff", "ff")),
+        sites=(site("attn", "attn1", leave_whole=is_patched), *crossing, site("ff", "ff")),
         normalize=plain_norm("norm1"),
         level=level,
     )

@@ -61,5 +61,5 @@ class Wan(ComfyFamily):
             lengths={"block": before + grid.num_tokens + after},
             first_frame_apart=True,
             block_by_block=replaced_blocks(given),
-            blocks_left_alone="every frame has a time of its own" if has_times else None,
+            blocks_left_whole="every frame has a time of its own" if has_times else None,
         )
