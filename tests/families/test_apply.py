@@ -182,7 +182,7 @@ class TestDefaultsOfAFamily:
         handle = speed_up(model, merge=Merge(num_regions=4))
         left_whole = handle.summary().merge.left_whole
         assert [name for name, _ in left_whole] == [f"{stack}.{index}" for stack in stacks for index in range(number)]
-        assert all(reason.startswith("left whole by default, skip_blocks=") for _, reason in left_whole)
+        assert all(reason.startswith("by default (skip_blocks=") for _, reason in left_whole)
         handle.remove()
         assert not merged(model, skip_blocks=()).summary().merge.left_whole
 
