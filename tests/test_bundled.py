@@ -18,7 +18,7 @@ from toma_lab.pipelines.checkpoints import (
     bundled_model,
     load_pipeline,
 )
-from toma_lab.pipelines.clips import ClipRequest, generate_clip
+from toma_lab.pipelines.clips import ClipRequest, generate
 from toma_lab.pipelines.generation import ImageRequest, generate_image
 from toma_lab.prompts import built_in_prompts
 
@@ -66,7 +66,8 @@ def four_step_heart(four_step):
 def clip_of(video, subject):
     """[frames, height, width, 3]. Four steps on four of the 16 frames give colours and outlines."""
     request = ClipRequest(f"3d emoji of a {subject}, moving left over a plain blue ground", steps=4, frames=4)
-    return np.stack([np.asarray(frame, dtype=np.float64) for frame in generate_clip(video, request).frames])
+    (clip,) = generate(video, [request])
+    return np.stack([np.asarray(frame, dtype=np.float64) for frame in clip.frames])
 
 
 def colours(image):
