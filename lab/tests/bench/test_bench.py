@@ -170,7 +170,7 @@ class TestResuming:
         denoiser = build("sd15", small=True, device=CPU)
         group = Group(denoiser.name, Resolution(128, 128), 2, "eager", "block", 3, "float32")
         specs = [ColumnSpec.parse(text) for text in METHODS.split(",")]
-        columns = with_bounds(denoiser.model, specs, (0.5,), (), ("lower-bound", "floor"))
+        columns = with_bounds(denoiser.model, specs, (0.5,), ("lower-bound", "floor"))
         facts = gather_facts(CPU)
 
         def to_do(facts: Facts, make_parts=None, **changes):
@@ -237,7 +237,6 @@ class TestFailures:
             (["--methods", "toma:scope=all"], "scope='all'"),
             (["--ratios", "half"], "'half'"),
             (["--ratios", "1.5"], "ratio=1.5"),
-            (["--scopes", "net"], "scope='net'"),
             (["--resolution", "100"], "'100'"),
             (["--batch", "two"], "'two'"),
             (["--modes", "fastest"], "'fastest'"),
