@@ -49,6 +49,6 @@ def playground(
             f"model {model!r} is a {type(pipe).__name__}, which generates clips: the playground takes pipelines of "
             "images. Use toma generate --compare."
         )
-    page, address = serve(models, output, port, wait=False)
+    page, address = serve(models, output, port)
     typer.echo(f"Open {address} in a browser. Stop with Ctrl+C. Files are in {output}.")
     page.block_thread()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import gradio as gr
 
@@ -13,6 +13,7 @@ from toma_diffusion import UsageError, presets
 from toma_diffusion.tuned import Tuned
 from toma_lab.inspection.figures import choose_evenly
 from toma_lab.inspection.merge_map import MergeMap, draw_merge_map
+from toma_lab.pipelines.generation import ImageRequest
 from toma_lab.playground import html
 from toma_lab.playground.choice import MOST_STEPS, NAMES, Choice, as_code, request_of, usual
 from toma_lab.playground.comparison import Comparer, Comparison
@@ -47,6 +48,29 @@ ABOUT_SEARCHES = (
 BEFORE_THE_FIRST = "Choose a method, then press “Generate and compare”."
 
 
+Values = dict[Any, Any]
+"""What gradio calls a function with: the value of each control."""
+
+
+class Controls(NamedTuple):
+    """What a user chooses before a comparison."""
+
+    model: Any
+    prompt: Any
+    seed: Any
+    steps: Any
+    guidance: Any
+    method: Any
+    ratio: Any
+    computed: Any
+
+    def chosen(self, values: Values) -> tuple[ImageRequest, Choice]:
+        """The picture and the method. Raises `UsageError` if they are not possible."""
+        request = request_of(*(values[each] for each in (self.prompt, self.seed, self.steps, self.guidance)))
+        method, ratio, computed = (values[each] for each in (self.method, self.ratio, self.computed))
+        return request, Choice.of(method, ratio, computed, request.steps)
+
+
 def build_page(comparer: Comparer, searches: Searches) -> Any:
     """The page as a `gradio.Blocks`."""
     models = comparer.models
@@ -67,8 +91,7 @@ def _compare_tab(comparer: Comparer, model: Any, page: Any) -> None:
     models = comparer.models
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
-            prompt, *numbers = _request_controls(models)
-            method, ratio, computed = _choice_controls(models)
+            controls = Controls(model, *_request_controls(models), *_choice_controls(models))
             run = gr.Button("Generate and compare", variant="primary", elem_id="compare")
             again = gr.Checkbox(False, label="Generate the original again, to time both now", elem_id="again")
             maps = gr.Checkbox(True, label="Show what merges into what (takes one more run, which is not timed)")
@@ -99,15 +122,17 @@ def _compare_tab(comparer: Comparer, model: Any, page: Any) -> None:
             with gr.Accordion("What was done, in detail", open=False):
                 summary = gr.HTML(f'<p class="empty">{BEFORE_THE_FIRST}</p>', elem_id="summary")
 
-    inputs = [model, prompt, *numbers, method, ratio, computed]
     outputs = [pictures, figures, gallery, summary]
-    run.click(compare_with(comparer), [*inputs, again, maps], outputs, show_progress_on=[pictures], **ONE_AT_A_TIME)
-    steps = numbers[1]
-    method.input(own_values, [method, steps], [ratio, computed], **AT_ONCE)
-    steps.change(own_values, [method, steps], [ratio, computed], **AT_ONCE)
-    changes = [each.change for each in inputs]
-    gr.on([*changes, page.load], describe_with(models), inputs, [about, code], **AT_ONCE)
-    model.change(lambda name: (models.prompts(name)[0], *models.usual(name)), model, [prompt, *numbers[1:]], **AT_ONCE)
+    inputs = {*controls, again, maps}
+    compare = compare_with(comparer, controls, again, maps)
+    run.click(compare, inputs, outputs, show_progress_on=[pictures], **ONE_AT_A_TIME)
+    choice, sliders = [controls.method, controls.steps], [controls.ratio, controls.computed]
+    controls.method.input(own_values, choice, sliders, **AT_ONCE)
+    controls.steps.change(own_values, choice, sliders, **AT_ONCE)
+    changes = [each.change for each in controls]
+    gr.on([*changes, page.load], describe_with(models, controls), {*controls}, [about, code], **AT_ONCE)
+    of_model = [controls.prompt, controls.steps, controls.guidance]
+    model.change(lambda name: (models.prompts(name)[0], *models.usual(name)), model, of_model, **AT_ONCE)
 
 
 def _request_controls(models: Models) -> list[Any]:
@@ -140,26 +165,18 @@ def _choice_controls(models: Models) -> list[Any]:
     return [method, ratio, computed]
 
 
-def compare_with(comparer: Comparer) -> Callable[..., Any]:
+def compare_with(comparer: Comparer, controls: Controls, again: Any, maps: Any) -> Callable[..., Any]:
     def compare(
-        model: str,
-        prompt: str,
-        seed: int | None,
-        steps: int | None,
-        guidance: float | None,
-        method: str,
-        ratio: float | None,
-        computed: float | None,
-        again: bool,
-        maps: bool,
+        values: Values,
         progress: Any = gr.Progress(),  # noqa: B008 - how gradio hands it over
     ) -> list[Any]:
+        def report(what: str, share: float) -> None:
+            progress(share, desc=what)
+
         with messages():
-            request = request_of(prompt, seed, steps, guidance)
-            choice = Choice.of(method, ratio, computed, request.steps)
-            found = comparer.compare(
-                model, request, choice, lambda what, share: progress(share, desc=what), again=again, maps=maps
-            )
+            request, choice = controls.chosen(values)
+            model = values[controls.model]
+            found = comparer.compare(model, request, choice, report, again=values[again], maps=values[maps])
         frames = frames_of(found)
         return [
             (found.original.image, found.accelerated.image),
@@ -193,23 +210,13 @@ def own_values(method: str, steps: int | None) -> list[Any]:
     return [ratio, gr.Slider(maximum=max(2, steps), value=computed)]
 
 
-def describe_with(models: Models) -> Callable[..., Any]:
-    def describe(
-        model: str,
-        prompt: str,
-        seed: int | None,
-        steps: int | None,
-        guidance: float | None,
-        method: str,
-        ratio: float | None,
-        computed: float | None,
-    ) -> tuple[str, str]:
+def describe_with(models: Models, controls: Controls) -> Callable[..., Any]:
+    def describe(values: Values) -> tuple[str, str]:
         """What the settings do, in words, and as code."""
         try:
-            request = request_of(prompt, seed, steps, guidance)
-            choice = Choice.of(method, ratio, computed, request.steps)
-            words = choice.in_words(request.steps)
-            return escape(words), as_code(model, str(models.device), models.dtype, request, choice)
+            request, choice = controls.chosen(values)
+            code = as_code(values[controls.model], str(models.device), models.dtype, request, choice)
+            return escape(choice.in_words(request.steps)), code
         except UsageError as error:
             return escape(str(error)), f"# {error}"
 
@@ -248,8 +255,9 @@ def _tune_tab(searches: Searches, model: Any) -> None:
             code = gr.Code(language="python", interactive=False, label="Use it", visible=False, wrap_lines=True)
 
     stops: dict[str, bool] = {}
-    inputs = [model, want, limit, speed, num_steps, scale, prompts, budget, methods]
-    run.click(_search_with(searches, stops), inputs, [answer, files, code], show_progress_on=[answer], **ONE_AT_A_TIME)
+    wish = [model, want, limit, speed, num_steps, scale, prompts, budget, methods]  # in the order of `Wish`
+    search = _search_with(searches, wish, stops)
+    run.click(search, {*wish}, [answer, files, code], show_progress_on=[answer], **ONE_AT_A_TIME)
     stop.click(_stop_with(stops), None, None, **WITH_A_MESSAGE)
     want.change(
         lambda now: [gr.Number(visible=now == each) for each in (LIMIT, SPEED)], want, [limit, speed], **AT_ONCE
@@ -257,19 +265,11 @@ def _tune_tab(searches: Searches, model: Any) -> None:
     model.change(models.usual, model, [num_steps, scale], **AT_ONCE)
 
 
-def _search_with(searches: Searches, stops: dict[str, bool]) -> Callable[..., Any]:
+def _search_with(searches: Searches, controls: list[Any], stops: dict[str, bool]) -> Callable[..., Any]:
     """While a search runs, `stops` holds its session, and whether its user has asked to stop it."""
 
     def search(
-        model: str,
-        want: str,
-        limit: float | None,
-        speed_up: float | None,
-        steps: int | None,
-        guidance: float | None,
-        prompts: int | None,
-        budget: str,
-        methods: str,
+        values: Values,
         request: gr.Request,
         progress: Any = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
@@ -283,7 +283,7 @@ def _search_with(searches: Searches, stops: dict[str, bool]) -> Callable[..., An
 
         try:
             with messages():
-                wish = Wish(model, want, limit, speed_up, steps, guidance, prompts, budget, methods or "")
+                wish = Wish(*(values[each] for each in controls))
                 folder, outcome = searches.run(wish, report)
         except StoppedError as stopped:
             gr.Info(str(stopped), title="Stopped")
@@ -293,7 +293,7 @@ def _search_with(searches: Searches, stops: dict[str, bool]) -> Callable[..., An
         return [
             html.answer(folder, outcome),
             gr.File([str(folder.tuned_path), str(folder.path / "tune.html")], visible=True),
-            gr.Code(usage(Tuned.read(folder.tuned_path), model), visible=True),
+            gr.Code(usage(Tuned.read(folder.tuned_path), wish.model), visible=True),
         ]
 
     return search

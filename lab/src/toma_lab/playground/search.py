@@ -76,7 +76,8 @@ class Searches:
 
     def __init__(self, models: Models, folder: Path) -> None:
         self.models, self.folder = models, folder
-        self.metrics = _for_search(models.metrics)
+        image = [metric for metric in models.metrics.image if metric.name in METRICS]
+        self.metrics = MetricSet(image=image, missing=models.metrics.missing)
 
     @property
     def measures_lpips(self) -> bool:
@@ -112,7 +113,7 @@ class Searches:
             raise UsageError(f"prompts={wish.prompts} is not allowed: it must be from 1 to {len(prompts)}.")
         find_budget(wish.budget)
         request = request_of(prompts[0], 0, wish.steps, wish.guidance)
-        pipe, methods = self.models.pipe(wish.model), tuple(split_list(wish.methods))
+        pipe, methods = self.models.pipe(wish.model), tuple(split_list(wish.methods or ""))
         if methods:  # raises now if one is wrong, and not after the map
             open_candidates(pipe, methods, request.steps)
         return TunePlan(
@@ -127,10 +128,6 @@ class Searches:
             methods=methods,
             lpips=self.metrics.source_of("lpips"),
         )
-
-
-def _for_search(metrics: MetricSet) -> MetricSet:
-    return MetricSet(image=[metric for metric in metrics.image if metric.name in METRICS], missing=metrics.missing)
 
 
 def _duration(seconds: float) -> str:
