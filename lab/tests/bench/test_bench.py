@@ -85,12 +85,6 @@ class TestFiles:
         assert "another benchmark is writing" in result.output
         assert not path.exists()
 
-    @pytest.mark.parametrize("option", ["--output", "--take-turns"])
-    def test_a_folder_is_no_file(self, tmp_path, option):
-        result = invoke(*SD15, "--output", tmp_path / "rows.csv", option, tmp_path)
-        assert result.exit_code == 2
-        assert "is a folder: give the name of a file" in result.output
-
     def test_rows_and_turns_need_two_files(self, tmp_path):
         """The rows replace their file, and with it the lock."""
         result = invoke(*SD15, "--output", tmp_path / "rows.csv", "--take-turns", tmp_path / "rows.csv")

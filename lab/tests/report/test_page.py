@@ -163,12 +163,6 @@ class TestCommand:
         assert "page.html (0.1 MiB)" in result.output
         assert (tmp_path / "new" / "page.html").read_text().startswith("<!doctype html>")
 
-    def test_an_output_that_cannot_be_written_is_reported(self, run, tmp_path):
-        result = CliRunner().invoke(app, ["report", str(run.path), "--output", str(tmp_path)], env={"COLUMNS": "300"})
-        assert result.exit_code == 2
-        assert "is a folder: give the name of a file" in result.output
-        assert not list(tmp_path.iterdir())
-
     def test_what_is_no_finished_run_is_refused(self, tmp_path):
         result = CliRunner().invoke(app, ["report", str(tmp_path)], env={"COLUMNS": "300"})
         assert result.exit_code == 2

@@ -68,7 +68,6 @@ class Group:
 
     @property
     def key(self) -> dict[str, str]:
-        """The columns that distinguish it from other groups."""
         optional = {"cache": "" if self.cache is None else f"{self.cache:g}", "frames": str(self.frames or "")}
         return {name: str(value) for name, value in vars(self).items()} | optional
 

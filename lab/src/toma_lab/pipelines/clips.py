@@ -48,7 +48,6 @@ class Clip:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height."""
         return self.frames[0].size
 
 
@@ -72,7 +71,6 @@ class ClipRequest(ImageRequest):
 
     @cached_property
     def opened_image(self) -> Image | None:
-        """The image in RGB."""
         from PIL import Image, UnidentifiedImageError
 
         if self.image is None:

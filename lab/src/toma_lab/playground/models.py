@@ -25,7 +25,6 @@ class Models:
         self._opened: dict[str, Any] = {}
 
     def pipe(self, name: str) -> Any:
-        """Its pipeline."""
         if name not in self._opened:
             self._opened[name] = load_pipeline(name, str(self.device), self.dtype)
         return self._opened[name]
@@ -36,5 +35,4 @@ class Models:
         return steps, guidance
 
     def prompts(self, name: str) -> tuple[str, ...]:
-        """Prompts to try."""
         return built_in_prompts(name)

@@ -72,7 +72,6 @@ class Controls(NamedTuple):
 
 
 def build_page(comparer: Comparer, searches: Searches) -> Any:
-    """The page as a `gradio.Blocks`."""
     models = comparer.models
     with gr.Blocks(title="toma playground", analytics_enabled=False, delete_cache=(3600, 24 * 3600)) as page:
         with gr.Row(elem_classes="head"):

@@ -64,7 +64,6 @@ class Live(Progress):
         self._report = report
 
     def update(self, *args: Any, **changes: Any) -> None:
-        """As rich does, then report."""
         super().update(*args, **changes)
         task = self.tasks[0]
         left = f", about {_duration(task.time_remaining)} left" if task.time_remaining else ""
