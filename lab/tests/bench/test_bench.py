@@ -268,20 +268,8 @@ def test_every_model_known_by_name_is_measured(name, tmp_path):
     if find_family(denoiser.model) is None:
         pytest.skip(f"there is no family for {type(denoiser.model).__name__}")
     width, height, frames = denoiser.default_size
-    few = [
-        "--device",
-        "cpu",
-        "--size",
-        "small",
-        "--steps",
-        "5",
-        "--repeats",
-        "1",
-        "--ratios",
-        "0.5",
-        "--bounds",
-        "none",
-    ]
+    few = ["--device", "cpu", "--size", "small", "--steps", "5", "--repeats", "1", "--bounds", "none"]
+    few += ["--ratios", "0.5"]
     few += ["--methods", "toma-stage:num_regions=4,fast:computed=3"]
     few += ["--resolution", "128"] if frames is None else []
     result = invoke("--model", name, *few, "--output", tmp_path / "rows.csv")

@@ -8,7 +8,6 @@ import torch
 
 from toma_lab.metrics import MetricSet, Weights, open_metrics
 from toma_lab.pipelines.checkpoints import BUNDLED, DEMO_MODELS_OF_IMAGES, load_pipeline, steps_and_guidance
-from toma_lab.prompts import built_in_prompts
 
 STEPS = 20
 GUIDANCE = {BUNDLED: 4.0}
@@ -33,6 +32,3 @@ class Models:
         """Steps and guidance to begin with."""
         steps, guidance = steps_and_guidance(name, None, GUIDANCE.get(name), STEPS)
         return steps, guidance
-
-    def prompts(self, name: str) -> tuple[str, ...]:
-        return built_in_prompts(name)

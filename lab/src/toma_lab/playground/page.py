@@ -19,6 +19,7 @@ from toma_lab.playground.choice import MOST_STEPS, NAMES, Choice, as_code, reque
 from toma_lab.playground.comparison import Comparer, Comparison
 from toma_lab.playground.models import Models
 from toma_lab.playground.search import LIMIT, SPEED, Searches, StoppedError, Wish
+from toma_lab.prompts import built_in_prompts
 from toma_lab.report.tune_page import usage
 from toma_lab.tune.budget import BUDGETS
 from toma_lab.tune.goal import DEFAULT_TIER, TIERS, like_lpips
@@ -131,14 +132,14 @@ def _compare_tab(comparer: Comparer, model: Any, page: Any) -> None:
     changes = [each.change for each in controls]
     gr.on([*changes, page.load], describe_with(models, controls), {*controls}, [about, code], **AT_ONCE)
     of_model = [controls.prompt, controls.steps, controls.guidance]
-    model.change(lambda name: (models.prompts(name)[0], *models.usual(name)), model, of_model, **AT_ONCE)
+    model.change(lambda name: (built_in_prompts(name)[0], *models.usual(name)), model, of_model, **AT_ONCE)
 
 
 def _request_controls(models: Models) -> list[Any]:
     """Prompt, seed, steps and guidance."""
     steps, guidance = models.usual(models.first)
-    prompt = gr.Textbox(models.prompts(models.first)[0], label="Prompt", lines=2, elem_id="prompt")
-    gr.Examples([[each] for each in models.prompts(models.first)[:EXAMPLES]], [prompt], label="Try")
+    prompt = gr.Textbox(built_in_prompts(models.first)[0], label="Prompt", lines=2, elem_id="prompt")
+    gr.Examples([[each] for each in built_in_prompts(models.first)[:EXAMPLES]], [prompt], label="Try")
     with gr.Row():
         seed = gr.Number(0, label="Seed", precision=0, min_width=80, elem_id="seed")
         num_steps = gr.Number(steps, label="Steps", precision=0, min_width=80, elem_id="steps")

@@ -19,6 +19,7 @@ from toma_lab.parsing import split_list
 from toma_lab.pipelines.checkpoints import fingerprint, public_name
 from toma_lab.playground.choice import request_of
 from toma_lab.playground.models import Models
+from toma_lab.prompts import built_in_prompts
 from toma_lab.report.tune_page import write_search
 from toma_lab.tune.budget import find_budget
 from toma_lab.tune.candidates import open_candidates
@@ -107,7 +108,7 @@ class Searches:
         return Goal.of(max_lpips=given) if self.measures_lpips else Goal.of(min_psnr=given)
 
     def _plan(self, wish: Wish) -> TunePlan:
-        prompts = self.models.prompts(wish.model)
+        prompts = built_in_prompts(wish.model)
         if wish.prompts is None or not 1 <= wish.prompts <= len(prompts):
             raise UsageError(f"prompts={wish.prompts} is not allowed: it must be from 1 to {len(prompts)}.")
         find_budget(wish.budget)

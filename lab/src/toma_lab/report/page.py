@@ -12,6 +12,7 @@ from toma_diffusion.errors import UsageError
 from toma_diffusion.files import check_writable, replacing
 from toma_lab.columns import Column
 from toma_lab.evaluate import EvalFolder, sources_of
+from toma_lab.inspection.figures import choose_evenly
 from toma_lab.plan import Item
 from toma_lab.report.paper_table import paper_table
 from toma_lab.report.pictures import Film, data_uri, film_of
@@ -114,10 +115,7 @@ def choose_items(folder: EvalFolder) -> list[Item]:
     """The items to show, out of those that have a picture of every column."""
     plan = folder.plan
     finished = [item for item in plan.items if all(folder.picture(each, item).exists() for each in plan.columns)]
-    most = MOST_CLIPS if plan.clips else MOST_ITEMS
-    if len(finished) <= most:
-        return finished
-    return [finished[index * len(finished) // most] for index in range(most)]
+    return choose_evenly(finished, MOST_CLIPS if plan.clips else MOST_ITEMS)
 
 
 def _row(folder: EvalFolder, item: Item) -> Row:
