@@ -11,6 +11,7 @@ import torch
 from tiny_text import pipeline_folder
 from toma_lab.cli import app
 from toma_lab.metrics import Weights
+from toma_lab.playground.choice import Choice, request_of
 from toma_lab.playground.comparison import Comparer
 from toma_lab.playground.models import Models
 from toma_lab.playground.own_folder import keep_files_in
@@ -127,10 +128,10 @@ class TestHandlers:
         return lambda **changes: handler(given | changes)
 
     def test_compare(self, compare):
-        pictures, figures, gallery, summary = compare()
+        pictures, figures, merged, summary = compare()
         assert [picture.size for picture in pictures] == [(64, 64)] * 2
         assert "speed-up" in figures
-        assert gallery.visible
+        assert merged.visible
         assert "ToMA, ratio 0.5" in summary
 
     def test_a_mistake_becomes_a_message(self, page, compare):
@@ -141,24 +142,12 @@ class TestHandlers:
         with pytest.raises(gradio.Error, match="&lt;b&gt;"), page.messages():
             raise UsageError("<b>")
 
-    def test_frames_have_titles(self, page, models):
-        from toma_lab.playground.choice import Choice, request_of
-
-        found = Comparer(models).compare(
-            MODEL,
-            request_of("x", 0, 8, None),
-            Choice.of("toma-stage", 0.5, 8, 8),
-            lambda *_: None,
-            again=False,
-            maps=True,
-        )
+    def test_what_merged_is_shown_and_what_was_left_whole_is_not(self, page, models):
+        choice, request = Choice.of("toma-stage", 0.5, 2, 2), request_of("x", 0, 2, None)
+        found = Comparer(models).compare(MODEL, request, choice, lambda *_: None, again=False, maps=True)
         whole = replace(found.maps[0], targets=torch.arange(64), kind="left whole")
-        frames = page.frames_of(replace(found, maps=(*found.maps, whole)))
-        titles = [title for _, title in frames]
-        assert titles[0] == "level 0, from step 1: 64 → 32 tokens"
-        assert titles[page.MOST_MAPS - 1].startswith("level 0, from step 8")
-        assert not any("left whole" in title for title in titles)
-        assert all(picture.width > 300 for picture, _ in frames)
+        assert page.picture_of(replace(found, maps=(*found.maps, whole))).size == page.picture_of(found).size
+        assert page.picture_of(replace(found, maps=(whole,))) is None
 
     def test_words_and_code_follow_the_controls(self, page, models):
         names = page.Controls(*page.Controls._fields)

@@ -130,7 +130,7 @@ def _write_merge_map(folder: EvalFolder, pipe: Any, advance: Callable[[], object
             advance()
 
         image = generate_image(pipe, plan.request(item, plan.steps), on_step)
-    plot_merge_maps(image, recorder.maps, f"{item.prompt}: {column.title}", folder.path / MERGE_MAP)
+    plot_merge_maps(image, recorder.maps, f"{item.prompt}: {column.title}").savefig(folder.path / MERGE_MAP, dpi=130)
 
 
 def _write_grid(folder: EvalFolder) -> Path:

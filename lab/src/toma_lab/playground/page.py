@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
+from io import BytesIO
 from typing import Any, NamedTuple
 
 import gradio as gr
+from PIL.Image import Image
+from PIL.Image import open as open_image
 
 from toma_diffusion import UsageError, presets
 from toma_diffusion.tuned import Tuned
-from toma_lab.inspection.figures import choose_evenly
-from toma_lab.inspection.merge_map import MergeMap, draw_merge_map
+from toma_lab.inspection.merge_map import plot_merge_maps
 from toma_lab.pipelines.generation import ImageRequest
 from toma_lab.playground import html
 from toma_lab.playground.choice import MOST_STEPS, NAMES, Choice, as_code, request_of, usual
@@ -34,8 +36,6 @@ ONE_AT_A_TIME: dict[str, Any] = {
 AT_ONCE: dict[str, Any] = {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
 WITH_A_MESSAGE: dict[str, Any] = {"concurrency_limit": None, "api_visibility": "private", "show_progress": "hidden"}
 """Messages come through the queue alone. These do not wait in it."""
-MOST_MAPS = 6
-"""Of every kind of block, evenly over the steps."""
 MESSAGE_SECONDS = 30
 EXAMPLES = 4
 INTRODUCTION = (
@@ -107,12 +107,11 @@ def _compare_tab(comparer: Comparer, model: Any, page: Any) -> None:
             )
             gr.HTML('<div class="sides"><span>◀ original</span><span>accelerated ▶</span></div>')
             figures = gr.HTML(f'<p class="empty">{BEFORE_THE_FIRST}</p>', elem_id="figures")
-            gallery = gr.Gallery(
-                label="What merged into what",
+            merged = gr.Image(
+                label="What merged into what: destinations, and lines from other tokens to them",
                 visible=False,
-                preview=True,
-                height=400,
-                object_fit="contain",
+                format="png",
+                interactive=False,
                 buttons=["download", "fullscreen"],
                 elem_id="maps",
             )
@@ -122,7 +121,7 @@ def _compare_tab(comparer: Comparer, model: Any, page: Any) -> None:
             with gr.Accordion("What was done, in detail", open=False):
                 summary = gr.HTML(f'<p class="empty">{BEFORE_THE_FIRST}</p>', elem_id="summary")
 
-    outputs = [pictures, figures, gallery, summary]
+    outputs = [pictures, figures, merged, summary]
     inputs = {*controls, again, maps}
     compare = compare_with(comparer, controls, again, maps)
     run.click(compare, inputs, outputs, show_progress_on=[pictures], **ONE_AT_A_TIME)
@@ -177,29 +176,25 @@ def compare_with(comparer: Comparer, controls: Controls, again: Any, maps: Any) 
             request, choice = controls.chosen(values)
             model = values[controls.model]
             found = comparer.compare(model, request, choice, report, again=values[again], maps=values[maps])
-        frames = frames_of(found)
+        picture = picture_of(found)
         return [
             (found.original.image, found.accelerated.image),
             html.result(found),
-            gr.Gallery(frames, visible=bool(frames), selected_index=0 if frames else None),
+            gr.Image(picture, visible=picture is not None),
             html.preformatted(found.summary),
         ]
 
     return compare
 
 
-def frames_of(comparison: Comparison) -> list[tuple[Any, str]]:
-    """What merged into what over the steps: pictures with their titles."""
-    merged = [each for each in comparison.maps if not each.kept.all()]  # small grids may be left whole
-    chosen: list[MergeMap] = []
-    for kind in dict.fromkeys(each.kind for each in merged):
-        chosen += choose_evenly([each for each in merged if each.kind == kind], MOST_MAPS)
-    return [(draw_merge_map(comparison.accelerated.image, each), _title(each)) for each in chosen]
-
-
-def _title(found: MergeMap) -> str:
-    before, after = found.grid.num_tokens, int(found.kept.sum())
-    return f"{found.kind}, from step {found.step + 1}: {before} → {after} tokens"
+def picture_of(comparison: Comparison) -> Image | None:
+    """What merged into what over the steps. None if nothing did: small grids may be left whole."""
+    merged = [each for each in comparison.maps if not each.kept.all()]
+    if not merged:
+        return None
+    written = BytesIO()
+    plot_merge_maps(comparison.accelerated.image, merged).savefig(written, format="png", dpi=130)
+    return open_image(written).convert("RGB")
 
 
 def own_values(method: str, steps: int | None) -> list[Any]:
