@@ -123,7 +123,7 @@ def test_brackets_in_a_name_are_no_markup(tmp_path):
     [
         (
             ["--output", "image.jpg"],
-            "'image.jpg' does not fit a StableDiffusionPipeline, which generates an image: end it in .png",
+            "'image.jpg' does not fit a StableDiffusionPipeline, 'image.jpg' is neither an image nor a clip: end it in .png or .mp4",
         ),
         (["--ratio", "1.5"], "ratio=1.5 is not allowed"),
         (["--preset", "fats"], "Did you mean 'fast'?"),

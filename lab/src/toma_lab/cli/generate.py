@@ -79,6 +79,8 @@ def generate(
     from toma_lab.pipelines.generation import ImageRequest
 
     console = Console(markup=False, highlight=False, soft_wrap=True)
+    if output is not None and output.suffix not in (PNG, MP4):  # said before a large model is loaded
+        raise UsageError(f"output {str(output)!r} is neither an image nor a clip: end it in {PNG} or {MP4}.")
     tuned = None if config is None else Tuned.read(config)
     if tuned is not None and (preset or ratio is not None):
         raise UsageError(
