@@ -16,7 +16,7 @@ from toma_diffusion_demo import loading, model_folder
 from toma_diffusion_demo.loading import WEIGHTS, FrameAutoencoder, load_transformer, wan_pipeline
 from toma_lab.bench import zoo
 from toma_lab.pipelines.checkpoints import open_pipeline
-from toma_lab.pipelines.clips import ClipRequest, generate_clip
+from toma_lab.pipelines.clips import ClipRequest, generate
 
 from toma_diffusion import Merge, Skip, UsageError, speed_up
 from training import clips, pack, probe, run
@@ -390,7 +390,8 @@ class TestMerging:
         return open_pipeline(str(work / "pipeline"), torch.float32)
 
     def test_the_folder_opens_as_a_model_and_makes_a_clip(self, opened):
-        clip = generate_clip(opened, ClipRequest("3d emoji of a red apple", steps=1, frames=3, width=64, height=64))
+        request = ClipRequest("3d emoji of a red apple", steps=1, frames=3, width=64, height=64)
+        (clip,) = generate(opened, [request])
         assert (len(clip.frames), clip.size, clip.fps) == (3, (64, 64), 8)
 
     def test_it_is_merged_in_the_steps_of_the_window(self, opened):

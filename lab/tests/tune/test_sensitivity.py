@@ -7,7 +7,8 @@ import torch
 from tiny_checkpoints import checkpoint
 from tiny_text import text_pipeline
 from toma_lab.pipelines.checkpoints import load_pipeline
-from toma_lab.pipelines.generation import ImageRequest, generate_latents
+from toma_lab.pipelines.clips import latents_of
+from toma_lab.pipelines.generation import ImageRequest
 from toma_lab.tune.candidates import MADE_FROM_MAP, from_map
 from toma_lab.tune.sensitivity import Prober, SensitivityMap, groups_of, sampled_steps, smooth_noise
 
@@ -39,9 +40,9 @@ class TestMeasured:
         assert len(computed) == 1
 
     def test_the_model_is_what_it_was(self, pipe):
-        before = generate_latents(pipe, REQUEST)
+        before = latents_of(pipe, REQUEST)
         Prober(pipe, REQUEST).growth((0, 1), 1)
-        assert torch.equal(generate_latents(pipe, REQUEST), before)
+        assert torch.equal(latents_of(pipe, REQUEST), before)
         assert "forward" not in vars(pipe.unet)
 
     def test_a_block_with_two_streams(self):
