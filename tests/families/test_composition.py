@@ -9,10 +9,10 @@ from diffusers import ControlNetModel
 from diffusers.hooks import FirstBlockCacheConfig
 from merging import call, merged, remove, steady, steady_call
 from observe import AttentionLengths, attention_lengths, bookkeeping, our_hooks, same_picture
-from pairs import named, pairwise
+from pairs import in_turn, named
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 from tiny import SCOPES, TODAY, flux_transformer, one, sd3_transformer, sd15_unet
-from tiny_pipelines import flux_pipeline, sd3_pipeline, sd15_pipeline
+from tiny_pipelines import flux_pipeline, sd15_pipeline
 from torch import nn
 
 SD15, SDXL, FLUX, SD3, PIXART = (one(name) for name in ("sd15", "sdxl", "flux", "sd3", "pixart"))
@@ -44,7 +44,6 @@ LORA_TARGETS = {
 }
 
 scopes = pytest.mark.parametrize("scope", SCOPES)
-with_adapters = pytest.mark.parametrize("family", [SD15, SDXL, FLUX, SD3], ids=named)
 
 
 @pytest.fixture
@@ -70,8 +69,11 @@ def add_lora(model: nn.Module, targets: list[str], name: str = "one", seed: int 
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
     model.requires_grad_(False)
 
-    @pytest.mark.parametrize(("family", "scope"), pairwise([SD15, SDXL, FLUX, SD3, *TODAY], SCOPES), ids=named)
-    def test_order_does_not_matter(self, family, scope):
+
+class TestLora:
+    @pytest.mark.parametrize(("family", "scope"), in_turn([SD15, SDXL, SD3, FLUX, *TODAY], SCOPES), ids=named)
+    def test_order_does_not_matter(self, family, scope, attended):
+        """Added before merging, or after it; and removed in either order."""
         targets = LORA_TARGETS[family.name]
         lora_first, merged_first = family.build(), family.build()
         plain = call(family, lora_first)
@@ -79,34 +81,20 @@ def add_lora(model: nn.Module, targets: list[str], name: str = "one", seed: int 
         only_lora = call(family, lora_first)
         steady(lora_first, scope=scope)
         steady(merged_first, scope=scope)
+        without, lengths = call(family, merged_first), lengths_of(family, merged_first)
         add_lora(merged_first, targets)
+        assert lengths_of(family, merged_first) == lengths
+        assert not torch.equal(call(family, merged_first), without)
         same_picture(call(family, lora_first), call(family, merged_first))
         remove(lora_first)
         assert torch.equal(call(family, lora_first), only_lora)
+        merged_first.delete_adapters("one")
+        same_picture(call(family, merged_first), without)
         remove(merged_first)
-        same_picture(call(family, merged_first), only_lora)
-        for model in (lora_first, merged_first):
-            model.delete_adapters("one")
-            same_picture(call(family, model), plain)
-            assert not our_hooks(model)
+        assert torch.equal(call(family, merged_first), plain)
+        assert not our_hooks(merged_first)
 
-    @with_adapters
-    @scopes
-    def test_lora_added_before_and_removed_while_merged(self, family, scope):
-        model = family.build()
-        plain = call(family, model)
-        add_lora(model, LORA_TARGETS[family.name])
-        steady(model, scope=scope)
-        call(family, model)
-        model.delete_adapters("one")
-        same_picture(call(family, model), steady_call(family, scope))
-        model.unload_lora()
-        same_picture(call(family, model), steady_call(family, scope))
-        remove(model)
-        assert torch.equal(call(family, model), plain)
-        assert not our_hooks(model)
-
-    @with_adapters
+    @pytest.mark.parametrize("family", [SD15, FLUX], ids=named)
     def test_switching_between_adapters(self, family):
         model = family.build()
         steady(model)
@@ -129,7 +117,7 @@ def add_lora(model: nn.Module, targets: list[str], name: str = "one", seed: int 
         model.delete_adapters(["one", "two"])
         same_picture(call(family, model), without)
 
-    @with_adapters
+    @pytest.mark.parametrize("family", [SD15, FLUX], ids=named)
     def test_fused_into_the_weights(self, family):
         model = family.build()
         steady(model)
@@ -141,11 +129,10 @@ def add_lora(model: nn.Module, targets: list[str], name: str = "one", seed: int 
         model.unload_lora()
         torch.testing.assert_close(call(family, model), steady_call(family, "module"), atol=1e-3, rtol=1e-3)
 
-    @scopes
     @pytest.mark.parametrize(
-        ("family", "pipeline", "name"),
-        [(SD15, sd15_pipeline, "unet"), (FLUX, flux_pipeline, "transformer"), (SD3, sd3_pipeline, "transformer")],
-        ids=["sd15", "flux", "sd3"],
+        ("family", "pipeline", "name", "scope"),
+        [(SD15, sd15_pipeline, "unet", "module"), (FLUX, flux_pipeline, "transformer", "stage")],
+        ids=["sd15", "flux"],
     )
     def test_loaded_into_a_pipeline(self, family, pipeline, name, scope):
         trained = family.build()
@@ -399,7 +386,7 @@ FUSABLE_TODAY = [family for family in TODAY if family.name != "z-image"]
 class TestFusedProjections:
     @pytest.mark.parametrize(
         ("family", "scope"),
-        pairwise([SD15, SDXL, FLUX, SD3_ONE_ATTENTION, PIXART, *FUSABLE_TODAY], SCOPES),
+        in_turn([SD15, SDXL, FLUX, SD3_ONE_ATTENTION, PIXART, *FUSABLE_TODAY], SCOPES),
         ids=named,
     )
     def test_fused_after(self, family, scope, attended):
