@@ -12,7 +12,7 @@ from diffusers import (
 )
 from merging import merged, steady
 from observe import attention_lengths, our_hooks, same_picture, state_of
-from pairs import named, pairwise
+from pairs import in_turn, named
 from tiny import FAMILIES, SCOPES, TOKENS
 from tiny_pipelines import (
     PIPELINES,
@@ -36,19 +36,13 @@ from tiny_pipelines import (
 from tracing import SELECTS, Trace, traced
 
 LATE = {"window": (0.5, 1.0)}
-EVERY_GUIDANCE = [
-    pytest.param(tiny, guided, id=f"{tiny.name}-{'guided' if guided else 'plain'}")
-    for tiny in TODAY_PIPELINES
-    for guided in (False, True)
-    if (tiny.guided or not guided) and (tiny.name != "qwen-edit" or guided)  # it encodes a large picture: once
-]
 
 
 class TestLaterImagePipelines:
-    @pytest.mark.parametrize(("tiny", "guided"), EVERY_GUIDANCE)
-    def test_steps_a_window_and_removal(self, tiny, guided):
+    @pytest.mark.parametrize("tiny", TODAY_PIPELINES, ids=named)
+    def test_steps_a_window_and_removal(self, tiny):
         """In two generations. Of two passes over a step, the second uses the plans of the first."""
-        pipe = tiny.build()
+        pipe, guided = tiny.build(), bool(tiny.guided)
         plain = tiny.run(pipe, 4, guided)
         handle = merged(pipe, share_plan=True, select_every=3)
         for _ in range(2):
@@ -170,21 +164,19 @@ class TestTwoDenoisers:
 class TestHunyuanVideo15:
     """Complete pipelines: prompts and images are encoded, latents are decoded, guidance is that of a guider."""
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    def test_a_guider_that_stops_early(self, dtype):
+    def test_a_guider_that_stops_early(self):
         """Two passes over a step share a plan, which the first selects. In bfloat16 times are no views of the
         scheduler's."""
         pipe = hunyuan15_pipeline(stop=0.5)
-        pipe.transformer.to(dtype)
+        pipe.transformer.to(torch.bfloat16)
         merged(pipe)
         with Trace(pipe.transformer) as trace:
             generate(pipe)
         assert trace.steps == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0)]
         assert trace.where(SELECTS) == [0, 2, 4, 5]
 
-    @pytest.mark.parametrize("image", [False, True], ids=["text", "image"])
-    def test_seven_latent_frames_become_a_clip(self, image):
-        pipe = hunyuan15_pipeline(image)
+    def test_seven_latent_frames_become_a_clip(self):
+        pipe = hunyuan15_pipeline(image=True)
         clip = {"num_frames": 25, "output_type": "pt", "steps": 2}
         whole = generate(pipe, **clip)
         assert whole.shape == (1, 25, 3, 64, 64)
@@ -210,7 +202,7 @@ BY_SIXTEEN = [(336, 192), (208, 208), (144, 272), (128, 128)]
 class TestChanges:
     """Merging applied once and for all gives what merging applied anew gives."""
 
-    @pytest.mark.parametrize(("name", "scope"), pairwise(PIPELINES, ["module", "stage"]))
+    @pytest.mark.parametrize(("name", "scope"), in_turn(PIPELINES, ["module", "stage"]))
     def test_sizes_batches_and_steps(self, name, scope):
         # SD3's pipeline repeats pooled embeddings that it made itself, not those it is given.
         images = {"prompts": 2} if name == "sd3" else {"num_images_per_prompt": 2}
@@ -257,7 +249,7 @@ class TestOtherPipelines:
 
     @pytest.mark.parametrize(
         ("make", "scope"),
-        pairwise(
+        in_turn(
             [
                 lambda: img2img(sd15_pipeline(), StableDiffusionImg2ImgPipeline),
                 lambda: img2img(sdxl_pipeline(), StableDiffusionXLImg2ImgPipeline),
@@ -270,7 +262,7 @@ class TestOtherPipelines:
     def test_image_to_image(self, make, scope):
         self.check(make(), scope, image=picture(), strength=0.5)
 
-    @pytest.mark.parametrize(("scope", "strength"), pairwise(SCOPES, [0.5, 1.0]))
+    @pytest.mark.parametrize(("scope", "strength"), in_turn(SCOPES, [0.5, 1.0]))
     def test_inpainting(self, scope, strength):
         mask = torch.zeros(1, 1, 128, 128)
         mask[..., 32:96] = 1
@@ -313,8 +305,9 @@ class TestNoWaiting:
         assert ours.total("merge")
         assert ours.reads[1:] == plain.reads[1:]
 
-    @pytest.mark.parametrize("scope", SCOPES)
-    @pytest.mark.parametrize("family", [family for family in FAMILIES if family.name != "flux"], ids=named)
+    @pytest.mark.parametrize(
+        ("family", "scope"), in_turn([family for family in FAMILIES if family.name != "flux"], SCOPES), ids=named
+    )
     def test_tensors_without_values(self, family, scope):
         """On the meta device any reading of a value, and any copy to another device, is an error."""
         model = family.build().to("meta")
