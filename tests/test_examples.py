@@ -61,8 +61,8 @@ def size_of(path: Path) -> tuple[int, int]:
         return image.size
 
 
-def test_sdxl_pipeline(tmp_path):
-    printed = run("sdxl_pipeline.py", "sdxl", tmp_path / "image.png", "a red apple")
+def test_sdxl_pipeline(run_here, tmp_path):
+    printed = run_here("sdxl_pipeline.py", "sdxl", tmp_path / "image.png", "a red apple")
     assert "4 of 5 steps were computed" in printed
     assert "s with balanced" in printed
     assert size_of(tmp_path / "image.png") == size_of(tmp_path / "image-original.png") == (384, 384)
