@@ -205,16 +205,6 @@ class TestDefaultsOfAFamily:
 
 
 class TestErrors:
-    def test_an_index_beyond_the_last(self):
-        with pytest.raises(UsageError, match=r"names block 99, but this .* transformer blocks"):
-            merged(sd15_unet(), skip_blocks=(99,))
-
-    def test_all_blocks_in_skip_blocks(self):
-        model = sd15_unet()
-        with pytest.raises(UsageError, match="nothing would be merged"):
-            merged(model, skip_blocks=tuple(range(len(find_family(model).blocks(model)))))
-        assert our_hooks(model) == []
-
     def test_pieces_of_the_sequence(self):
         """Chunking switched on later: refused at the call, in words."""
         model = sd15_unet()
@@ -251,16 +241,6 @@ class TestSizes:
         for (batch, height, wide), expected in zip([*sizes, *sizes], [*fresh, *fresh], strict=True):
             same_picture(family.call(model, batch=batch, height=height, wide=wide), expected)
             assert all(kind.tokens_after < kind.tokens_before for kind in handle.summary().merge.kinds)
-
-    @pytest.mark.parametrize("family", chosen("sd15", "flux", "z-image"), ids=named)
-    def test_plans_of_sizes_no_longer_used_are_freed(self, family):
-        model = family.build()
-        handle = merged(model)
-        taken = []
-        for side in (8, 12, 16, 20, 16, 12, 8):
-            family.call(model, height=side, wide=side)
-            taken.append(handle.summary().merge.num_bytes)
-        assert taken[-1] <= 3 * taken[1]
 
     @pytest.mark.parametrize(
         ("family", "scope"), in_turn(chosen("sd15", "sd3", "pixart", "z-image", "wan"), SCOPES), ids=named

@@ -28,7 +28,7 @@ from tiny_pipelines import (
 
 from toma_diffusion import UsageError
 
-BATCHED = ("sd15", "sdxl", "sd3", "pixart")
+BATCHED = ("sd15", "sd3")
 IN_ONE_BATCH = ("cogvideox", "mochi", "ltx2")
 
 

@@ -156,13 +156,6 @@ class TestFormula:
         table = torch.randn(16, 2, 5)
         assert torch.equal(plan.gather(table), table[plan.positions[0]])
 
-    def test_gradients_reach_the_tokens_but_not_the_choice(self):
-        tokens = torch.randn(1, 64, 8, requires_grad=True)
-        plan = selected(tokens, Grid(8, 8))
-        assert not plan.weights.requires_grad
-        plan.unmerge(plan.merge(tokens)).sum().backward()
-        torch.testing.assert_close(tokens.grad.sum(), torch.tensor(64.0 * 8))
-
     def test_autocast_changes_nothing(self):
         tokens = torch.randn(2, 256, 32)
         expected = selected(tokens, Grid(16, 16))
