@@ -292,15 +292,6 @@ class TestSummary:
         plan = n**2 * d / regions / 10 + (n * k * d / regions + n * d) / 5
         assert summary.merged_multiplications == pytest.approx(7 * d**2 * k + 2 * d * k**2 + merging + plan)
 
-    def test_wider_scopes_merge_less_often(self):
-        costs = []
-        for scope in SCOPES:
-            model = one("sdxl").build(transformer_layers_per_block=(1, 3))
-            handle = merged(model, scope=scope)
-            one("sdxl").call(model)
-            costs.append(handle.summary().merge.merged_multiplications)
-        assert costs == sorted(costs, reverse=True)
-
     def test_grids_on_which_nothing_is_removed(self):
         """A region of 2 tokens cannot lose a quarter of them; small grids can be left whole."""
         model = sdxl_unet(

@@ -247,20 +247,6 @@ class TestIPAdapter:
         assert any(note.startswith("single modules were left alone: IP-Adapter") for note in handle.summary().notes)
         same_picture(call(SD15, unet, **inputs), free)  # and the next call is merged again
 
-    def test_masks_where_cross_attention_comes_first(self, attended):
-        """It is left whole and sees no plan made; the feed-forward layer after it is merged all the same."""
-        unet = sd15_unet()
-        load_unet_ip_adapter(unet)
-        inputs = {
-            "added_cond_kwargs": {"image_embeds": IMAGE},
-            "cross_attention_kwargs": {"ip_adapter_masks": [MASK]},
-        }
-        plain = call(SD15, unet, **inputs)
-        merged(unet, sites=("cross_attn", "ff"))
-        attended.clear()
-        assert not torch.equal(call(SD15, unet, **inputs), plain)
-        assert set(attended) == {(256, 256), (256, 7), (256, 4), (64, 64), (64, 7), (64, 4)}
-
     @pytest.mark.parametrize("scope", ["block", "stage"])
     def test_masks_leave_blocks_whole(self, scope):
         unet = sd15_unet()
@@ -532,11 +518,3 @@ class TestFirstBlockCache:
         same_picture(call(FLUX, model), ours)
         remove(model)
         assert torch.equal(call(FLUX, model), plain)
-
-    def test_cache_enabled_later_with_first_and_last_block_whole(self):
-        model = flux_transformer()
-        steady(model, skip_blocks=(0, 4), scope="stage")
-        ours = call(FLUX, model)
-        model.enable_cache(CACHE)
-        same_picture(cached_call(FLUX, model), ours)
-        torch.testing.assert_close(cached_call(FLUX, model, noise=1e-4), ours, atol=1e-2, rtol=1e-2)

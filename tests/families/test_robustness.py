@@ -1,7 +1,6 @@
 """What goes wrong or changes around merging: offloading, copies, threads, hooks of others, precision, memory."""
 
 import copy
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import accelerate
@@ -150,26 +149,6 @@ def test_a_copy_merges_for_itself(family, scope):
 
 @families_and_scopes
 class TestCopies:
-    def test_calling_a_copy_does_not_disturb_a_generation(self, family, scope):
-        def generate(model, between=lambda: None):
-            inputs = family.inputs()
-            name = "sample" if "sample" in inputs else "hidden_states"
-            with torch.no_grad():
-                for _ in range(4):  # plans are chosen in the first step and reweighed in the third
-                    between()
-                    inputs[name] = (
-                        inputs[name] - 0.5 * model(**inputs, return_dict=False)[0][:, : inputs[name].shape[1]]
-                    )
-            return inputs[name]
-
-        settings = {"select_every": 4, "reweigh_every": 2}
-        model = family.build()
-        steady(model, **settings, scope=scope)
-        alone = generate(model)
-        twin = copy.deepcopy(model)
-        same_picture(generate(model, lambda: call(family, twin, **family.inputs(seed=9))), alone)
-        same_picture(generate(twin, lambda: call(family, model, **family.inputs(seed=9))), alone)
-
     def test_two_threads(self, family, scope):
         def generate(seed):
             torch.set_num_threads(1)
@@ -350,16 +329,3 @@ class TestSkippedLayers:
         assert skipping.shape == whole.shape
         assert lengths == attention_lengths(lambda: model(**inputs, skip_layers=skipped))
         assert any("skip-layer guidance leaves out blocks" in note for note in handle.summary().notes)
-
-
-@builders_and_scopes
-def test_a_pickled_model_merges_for_itself(family, scope):
-    model = family.build()
-    plain = call(family, model)
-    steady(model, scope=scope)
-    ours = call(family, model)
-    copied = pickle.loads(pickle.dumps(model))
-    same_picture(call(family, copied), ours)
-    remove(copied)
-    same_picture(call(family, copied), plain)
-    same_picture(call(family, model), ours)

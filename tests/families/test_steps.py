@@ -73,14 +73,6 @@ class TestCounts:
         assert trace.total(WEIGHS) == 10 * one(name).kinds
         assert trace.where("merge") == trace.where("unmerge") == list(range(50))
 
-    def test_again_with_other_sizes_batches_and_guidance(self):
-        pipe = sd15_pipeline()
-        merged(pipe, **TENTH)
-        for arguments in ({}, {}, {"width": 96}, {"num_images_per_prompt": 2}, {"guidance_scale": 0.0}, {}):
-            trace = traced(pipe, num_inference_steps=12, **{"height": 64, "width": 64} | arguments)
-            assert trace.where(SELECTS) == [0, 10]
-            assert (trace.total(SELECTS), trace.total(WEIGHS)) == (2 * 2, 3 * 2)
-
 
 @pytest.mark.parametrize(("family", "scope", "passes"), in_turn(ALL, SCOPES, (1, 2)), ids=named)
 def test_two_generations_of_a_bare_model_follow_the_schedule(family, scope, passes):
@@ -265,13 +257,6 @@ class TestWindow:
         for steps, first in ((10, 4), (5, 2), (20, 8), (1, 1), (10, 4)):
             assert traced(pipe, num_inference_steps=steps).where("merge") == list(range(first, steps))
 
-    def test_separate_passes(self):
-        pipe = flux_pipeline()
-        merged(pipe, **self.WINDOW)
-        trace = traced(pipe, num_inference_steps=10, true_cfg_scale=2.0)
-        assert trace.where("merge") == list(range(8, 20))
-        assert trace.where(SELECTS) == [8, 9]
-
     def test_a_scheduler_of_two_calls_a_step(self):
         pipe = sd15_pipeline()
         pipe.scheduler = HeunDiscreteScheduler.from_config(pipe.scheduler.config)
@@ -342,16 +327,6 @@ class TestWindow:
 
 class TestSharedDenoiser:
     """Merging is applied to one pipeline, its parts are used by another."""
-
-    def test_counts_in_both(self):
-        pipe = sd15_pipeline()
-        merged(pipe, **TENTH)
-        other = img2img(pipe)
-        for _ in range(2):
-            assert traced(pipe, num_inference_steps=4).where(SELECTS) == [0]
-            trace = traced(other, image=picture(), num_inference_steps=40, strength=0.5)
-            assert len(trace.calls) == 20
-            assert trace.where(SELECTS) == [0, 10]
 
     @pytest.mark.parametrize("own_scheduler", [True, False])
     def test_generations_by_turns(self, own_scheduler):
@@ -462,24 +437,6 @@ class TestFailures:
             with pytest.raises(KeyboardInterrupt):
                 run(pipe, num_inference_steps=6, seed=seed, callback_on_step_end=fail)
             same_picture(run(pipe, num_inference_steps=6, seed=1 - seed), expected)
-
-    def test_between_separate_passes(self):
-        pipe = flux_pipeline()
-        steady(pipe, **TENTH)
-        arguments = {"num_inference_steps": 6, "true_cfg_scale": 2.0}
-        whole = run(pipe, **arguments)
-        calls = Counter()
-
-        def fail(*_):
-            calls["made"] += 1
-            if calls["made"] == 5:  # the positive pass of step 2 is made, its negative one never
-                raise KeyboardInterrupt
-
-        hook = pipe.transformer.register_forward_hook(fail)
-        with pytest.raises(KeyboardInterrupt):
-            run(pipe, **arguments)
-        hook.remove()
-        same_picture(run(pipe, **arguments), whole)
 
     def test_switched_off_and_on_within_a_generation(self):
         pipe = sd15_pipeline()
