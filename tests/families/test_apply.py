@@ -83,7 +83,7 @@ def expected_lengths(family, whole: list[tuple[int, int]], ratio: float, scope: 
     return found
 
 
-@families_and_scopes
+@pytest.mark.parametrize(("family", "scope"), pairwise(ALL, ("module", "stage")), ids=named)
 def test_attention_sees_fewer_tokens(family, scope):
     model = family.build()
     whole = attention_lengths(lambda: family.call(model))

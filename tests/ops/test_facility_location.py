@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from toma_diffusion.ops import cosine_similarity, facility_location, facility_location_value
 from toma_diffusion.ops.reference import TIE
 
-CASES = [(seed, size, count) for size, count in [(5, 2), (12, 12), (33, 8), (64, 32), (100, 25)] for seed in range(20)]
+CASES = [(seed, size, count) for size, count in [(5, 2), (12, 12), (33, 8), (64, 32), (100, 25)] for seed in range(4)]
 
 
 def random_similarity(seed: int, size: int) -> np.ndarray:
