@@ -35,7 +35,6 @@ def check_writable(path: Path) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """What is wrong, with the path that it is wrong with."""
     return f"{error.strerror}: {str(error.filename)!r}" if error.strerror and error.filename else str(error)
 
 

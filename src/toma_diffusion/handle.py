@@ -291,7 +291,6 @@ class Handle:
         return f"Handle({', '.join(type(model).__name__ for model in self.models)}, {what})"
 
     def _skippers(self) -> list[Skipper]:
-        """Of the denoisers. Raises `UsageError` if no steps are skipped."""
         found = [root.outermost for root in self._roots().values()]
         skippers = [each for each in found if isinstance(each, Skipper)]
         if not skippers:
@@ -355,7 +354,6 @@ class Handle:
         return next(iter(self._roots().values())).session.steps
 
     def _roots(self) -> dict[nn.Module, RootHook]:
-        """Of the denoisers from which it was not removed."""
         roots = {model: root for model in self.models if (root := find_root(model)) is not None}
         if not roots:
             raise RuntimeError("this handle was removed from its model: call speed_up again for a new one.")
@@ -369,7 +367,6 @@ class SkipOf:
     preset: Preset
 
     def __call__(self, num_steps: int | None) -> Skip | None:
-        """In a generation of so many steps."""
         return None if num_steps is None else self.preset(num_steps).skip
 
 

@@ -59,7 +59,6 @@ def _skipping(share: float, num_steps: int, fewest: int) -> Settings:
 
 
 def named(name: str) -> Preset:
-    """The preset of that name."""
     if name not in PRESETS:
         raise UsageError(f"preset={name!r} is not known: {listed(PRESETS)}.{hint(name, PRESETS)}")
     return PRESETS[name]

@@ -94,7 +94,6 @@ class Tuned:
             raise UsageError(f"{str(path)!r} is not complete ({error!r}): run `toma tune` again.") from error
 
     def write(self, path: Path) -> None:
-        """Replace the file."""
         values = {
             "format": FORMAT,
             "model_class": self.model_class,

@@ -21,7 +21,6 @@ FASTEST = "toma-stage"
 
 
 def fraction(default: float, least: float, most: float, tooltip: str) -> tuple[str, dict[str, Any]]:
-    """An input for a share of something."""
     return "FLOAT", {"default": default, "min": least, "max": most, "step": 0.05, "tooltip": tooltip}
 
 
@@ -51,7 +50,6 @@ class Node(ABC):
         return {"required": cls.INPUTS, "hidden": {"unique_id": "UNIQUE_ID"}}
 
     def run(self, unique_id: str | None = None, **inputs: Any) -> dict[str, Any]:
-        """What ComfyUI calls."""
         output, text = self.make(**inputs)
         upstream.show(text, unique_id)
         return {"ui": {"text": (text,)}, "result": (output,)}

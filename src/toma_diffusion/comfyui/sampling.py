@@ -45,7 +45,6 @@ class Acceleration:
         """While the clone samples."""
 
     def put(self, patcher: Any) -> None:
-        """Accelerate a clone from now on."""
         upstream.wrap_sampling(patcher, self, self.evaluate)
 
     def check(self, patcher: Any) -> str:
@@ -67,7 +66,6 @@ class Acceleration:
         return None
 
     def handle(self, patcher: Any) -> Handle:
-        """Put the hooks in."""
         model = upstream.denoiser_of(patcher)
         return speed_up_model(find_comfy_family(model), model, self.chosen)
 
@@ -166,7 +164,6 @@ class Calls(Hook):
         return result
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
-        """Before the call."""
         self._note_last()
         options = transformer_options(Given(self.names, args, kwargs))
         reason = self._reason_to_leave_whole(options)
@@ -181,7 +178,6 @@ class Calls(Hook):
         self._step, self._awaits_note = place.step, True
 
     def report(self, interrupted: bool) -> Report:
-        """What happened."""
         self._note_last()
         self.times.end()
         self.session.enabled = True  # whatever the last call was
@@ -214,7 +210,6 @@ class Calls(Hook):
         return None
 
     def _note_last(self) -> None:
-        """Note what the last call did."""
         if not self._awaits_note:
             return
         self._awaits_note = False

@@ -87,7 +87,6 @@ class StepCounter:
 
     @property
     def scheduler(self) -> Any:
-        """The one of the last call's generation, if it is known."""
         if self._given_num_steps is not None:
             return self._given_scheduler
         return None if self._read_scheduler is None else self._read_scheduler()
@@ -104,7 +103,6 @@ class StepCounter:
 
     @property
     def generation(self) -> int:
-        """The number of the generation in progress."""
         return self._generation
 
     @property
@@ -307,7 +305,6 @@ class Running:
 
     @property
     def guidance(self) -> float | None:
-        """Its guidance scale, if it has one."""
         value = getattr(self.pipeline, "guidance_scale", None)
         if value is None:
             value = getattr(
@@ -386,10 +383,8 @@ class Identity:
         self._reference = None if value is None else weakref.ref(value)
 
     def holds(self, value: Any) -> bool:
-        """Whether `value` is that very object."""
         return value is None if self._reference is None else value is not None and self._reference() is value
 
     @property
     def is_gone(self) -> bool:
-        """Whether the object no longer exists."""
         return self._reference is not None and self._reference() is None

@@ -128,7 +128,6 @@ class Compiled:
     """The modules that were compiled, and what the user had compiled of them before."""
 
     def undo(self, model: nn.Module) -> None:
-        """Run the model as it was before."""
         for reference, call in self.before:
             module = reference()
             if module is None:

@@ -124,7 +124,6 @@ def register_family(family: type[Family]) -> type[Family]:
 
 
 def find_family(model: nn.Module) -> Family | None:
-    """The family of `model`, as an object of its own; None if it is not supported."""
     return next((found for family in FAMILIES if (found := family()).matches(model)), None)
 
 

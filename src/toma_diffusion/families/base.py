@@ -35,11 +35,9 @@ class Stack:
     """How many of its blocks, from the first, are not merged by default: a share of them, or from 1 on their number."""
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
-        """In the model."""
         return list(model.get_submodule(self.name).children())
 
     def blocks(self, model: nn.Module) -> list[Block]:
-        """The same as blocks."""
         return [
             self.build(module, f"{self.name}.{index}", self.kind) for index, module in enumerate(self.modules(model))
         ]
@@ -63,7 +61,6 @@ class Family(ABC):
         self.ids = IdReader(grid_from_ids)
 
     def matches(self, model: nn.Module) -> bool:
-        """Whether `model` is of this family."""
         return bool(self.model_class) and upstream.is_instance(model, self.model_class)
 
     def obstacle(self, model: Any) -> str | None:

@@ -27,13 +27,11 @@ class ToMA(Method[Merge]):
     """A subclass may choose other destinations, or assign tokens in another way."""
 
     def place(self, config: Merge, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
-        """The hooks depend on the scope."""
         state.why_first_frame_whole = partial(why_first_frame_whole, config=config)
         around = _around_modules if config.scope == "module" else _around_blocks
         return around(config, partial(self.plan_class, config=config), blocks, reasons, state)
 
     def describe(self, config: Merge) -> list[str]:
-        """How destinations are selected, and when."""
         lines = [f"destinations by facility location, {config.assign} assignment"]
         if config.distance_weight:
             lines.append(f"similarity: cosine − {config.distance_weight:g} · (distance / side of a region)²")

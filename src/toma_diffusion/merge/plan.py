@@ -207,12 +207,10 @@ class MergePlan(Plan):
 
     @property
     def num_destinations(self) -> int:
-        """D: tokens of a sample after merging."""
         return self.regions.count * self.destinations_per_region
 
     @property
     def is_identity(self) -> bool:
-        """Whether every token is its own destination: merging and unmerging then return their input as it is."""
         return self.destinations_per_region == self.regions.size
 
     @property
@@ -224,17 +222,14 @@ class MergePlan(Plan):
 
     @property
     def buffers(self) -> list[Tensor]:
-        """All tensors of the plan; their addresses never change."""
         return [self.destinations, self.positions, *([] if self.assignment is None else self.assignment.buffers())]
 
     @property
     def num_bytes(self) -> int:
-        """Memory held by the plan."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
     @property
     def backends(self) -> dict[str, Backend]:
-        """What runs each operator, and why not a kernel where one was requested. Empty if nothing is merged."""
         if self.assignment is None:
             return {}
         selection = backend_of("selection", self.backend, self.regions.tiling)
@@ -252,7 +247,6 @@ class MergePlan(Plan):
         return Multiplications(whole, reduced, 2 * matrix, selection, weights)
 
     def describe(self) -> str:
-        """The regions in which destinations are selected, or why none are."""
         if self.grid.num_tokens < self.config.min_tokens:
             return f"left whole: fewer than min_tokens={self.config.min_tokens}"
         if self.is_identity:
@@ -291,7 +285,6 @@ class MergePlan(Plan):
         self.has_destinations = True
 
     def forget(self) -> None:
-        """Make the next `update` select again, whatever its action."""
         self.has_weights = False
         self.has_destinations = self.is_identity
 

@@ -70,12 +70,10 @@ class Call:
 
     @property
     def batch_size(self) -> int:
-        """Samples in this call."""
         return self.sample.shape[0] if self.batch is None else self.batch
 
     @property
     def token_dtype(self) -> torch.dtype:
-        """Of the tokens that go through the blocks."""
         return self.sample.dtype if self.dtype is None else self.dtype
 
     def length(self, kind: str) -> int:
@@ -184,13 +182,11 @@ class MergeState:
 
     @property
     def merges_nothing(self) -> bool:
-        """Whether no plan of the current or the last call removes any token."""
         plans = self.current.values()
         return bool(plans) and all(plan.is_identity for plan in plans)
 
     @property
     def num_bytes(self) -> int:
-        """Memory held by all plans."""
         return sum(buffer.nbytes for plan in self._plans.values() for buffer in plan.buffers)
 
     def plan_of(self, kind: str) -> Plan | None:

@@ -29,7 +29,6 @@ class PerBlockMethod(Method[ConfigT]):
         """By index, the blocks that the method does not merge, and why. Raises if it cannot be applied at all."""
 
     def hooks(self, spec: SiteSpec, site: Site) -> list[tuple[str, Hook]]:
-        """The hooks at one place of a block, each with the name of its module inside the block."""
         return spec.hooks(site)
 
     def place(self, config: ConfigT, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:

@@ -101,16 +101,13 @@ class ToDoMethod(PerBlockMethod[ToDo]):
         return {index: "level without a factor" for index, level in enumerate(levels) if level >= len(config.factors)}
 
     def plans(self, config: ToDo, blocks: list[Block]) -> list[Callable[..., Plan]]:
-        """The factor depends on the level."""
         by_level = dict(enumerate(config.factors))
         return [partial(DownsamplePlan, factor=by_level.get(level, 1)) for level in relative_levels(blocks)]
 
     def hooks(self, spec: SiteSpec, site: Site) -> list[tuple[str, Hook]]:
-        """A hook before self-attention."""
         return [(spec.name, DownsampleKeys(site))]
 
     def describe(self, config: ToDo) -> list[str]:
-        """What is reduced."""
         factors = ", ".join(map(str, config.factors))
         return [f"keys and values of self-attention downsampled by {factors}; queries whole"]
 
@@ -139,20 +136,16 @@ class DownsamplePlan(Plan):
 
     @property
     def num_destinations(self) -> int:
-        """Number of tokens that keys and values are computed from."""
         return self.grid.frames * self.height * self.width
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The indices of the tokens that are kept."""
         return [self.positions]
 
     def describe(self) -> str:
-        """The smaller grid."""
         return f"keys and values of {self.height}×{self.width}"
 
     def merge(self, tokens: Tensor) -> Tensor:
-        """The tokens that are kept."""
         return tokens.index_select(1, self.positions)
 
     def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -160,7 +153,6 @@ class DownsamplePlan(Plan):
         return merged if residual is None else residual + merged
 
     def gather(self, table: Tensor, dim: int = 0) -> Tensor:
-        """The rows of the tokens that are kept."""
         return table.index_select(dim, self.positions)
 
 
@@ -172,7 +164,6 @@ class DownsampleKeys(Hook):
     site: Site
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
-        """Pass the smaller grid in addition to all tokens."""
         given = Given(self.names, args, kwargs)
         plan = self.site.plan(given)
         if plan is None:

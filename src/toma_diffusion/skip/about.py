@@ -35,11 +35,9 @@ class About:
         return cls(name, *trajectory.kind, generation.levels, generation.scheduler, generation.guidance)
 
     def prior(self, history: Sequence[int], step: int) -> Weights:
-        """The weights of a skipped step with nothing learned."""
         return predicted(self.levels, history, step)
 
     def learned(self, steps: Sequence[LearnedSteps]) -> Learned:
-        """For such generations."""
         return Learned(
             model_class=self.model_class,
             num_steps=self.num_steps,
@@ -51,12 +49,10 @@ class About:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """In plain values."""
         return vars(self) | {"levels": None if self.levels is None else dict(vars(self.levels))}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> About:
-        """The inverse of `to_dict`."""
         levels = values["levels"]
         return cls(**{**values, "levels": None if levels is None else Levels(**levels)})
 

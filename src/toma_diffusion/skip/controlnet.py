@@ -37,7 +37,6 @@ class ControlCall(Front):
         """The conditionings that it was called with, by the shapes of samples."""
 
     def answer(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the call returns: computed, or its last output. `run` runs the ControlNet."""
         seen = self.seen(args, kwargs)
         if self.is_skipped(seen):
             return self.last
@@ -47,7 +46,6 @@ class ControlCall(Front):
 
     @property
     def num_bytes(self) -> int:
-        """Memory held by the last output."""
         return sum(leaf.nbytes for leaf in _pytree.tree_leaves(self.last) if isinstance(leaf, Tensor))
 
     def seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Seen | None:
@@ -65,7 +63,6 @@ class ControlCall(Front):
         return bool(known) and all(known) and self._knows(seen)
 
     def keep(self, seen: Seen | None, output: Any) -> None:
-        """After it has run."""
         if seen is None or torch.is_grad_enabled():
             return
         self.last = output

@@ -83,14 +83,12 @@ class Skipper(Front):
         keep_out_of_graphs()  # a pickled model may be loaded in a process that has not skipped anything yet
 
     def put(self) -> None:
-        """Take the place of the model's call, also if something else has taken it since."""
         super().put()
         if hasattr(type(self.model), NAMED) and not isinstance(vars(self.model).get(NAMED), NamedPasses):
             setattr(self.model, NAMED, NamedPasses(self))
         self._put_before(self.session.steps.pipeline)
 
     def take_out(self) -> None:
-        """Put back what was there before."""
         super().take_out()
         if isinstance(vars(self.model).get(NAMED), NamedPasses):
             delattr(self.model, NAMED)
@@ -114,16 +112,13 @@ class Skipper(Front):
 
     @property
     def num_bytes(self) -> int:
-        """Memory held by outputs."""
         calls = [call for net in self.controlnets if (call := controlnet.call_of(net)) is not None]
         return self.passes.num_bytes + sum(each.num_bytes for each in calls)
 
     def summary(self) -> SkipSummary:
-        """Which steps are computed, and how the others are predicted."""
         return summarize(self.by_steps, self.generation, self.counts, self.num_bytes)
 
     def acts_in(self, num_steps: int) -> bool:
-        """Whether any of so many steps is skipped."""
         skip = self.by_steps(num_steps)
         return skip is not None and skip.count(num_steps) < num_steps
 
@@ -257,7 +252,6 @@ class EndCall(Hook):
     call: Call
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """After the denoiser has run."""
         remove_hooks(module, lambda hook: hook is self)
         self.skipper.session.tick = None
         return self.skipper.end(self.call, output)

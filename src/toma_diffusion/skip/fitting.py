@@ -63,7 +63,6 @@ class Vectors:
         return solved
 
     def energy(self, vector: Tensor) -> float:
-        """The squared length."""
         return max(0.0, float(vector @ self.products @ vector))
 
 
@@ -140,7 +139,6 @@ class Fit:
 
     @property
     def last_sample(self) -> Tensor:
-        """What the last step makes."""
         steps = (self.num_steps - 1, self.num_steps - 2)
         samples = [self.vectors["teacher", "x", step] for step in steps]
         outputs = [[self.vectors["teacher", number, step] for number in range(self.passes)] for step in steps]

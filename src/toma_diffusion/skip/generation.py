@@ -85,7 +85,6 @@ class Generation:
         return replace(self, computed=None if len(computed) == num_steps else computed, learned=learned)
 
     def computes(self, step: int) -> bool:
-        """Whether the plan is to run the denoiser in that step."""
         beyond = self.num_steps is not None and step >= self.num_steps
         return self.computed is None or beyond or step in self.computed
 

@@ -99,7 +99,6 @@ class History:
 
     @property
     def num_bytes(self) -> int:
-        """Memory held."""
         leaves = [leaf for each in self.kept for leaf in each.leaves if isinstance(leaf, Tensor)]
         return sum(each.nbytes for each in (*leaves, *self.samples))
 

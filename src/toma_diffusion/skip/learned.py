@@ -68,12 +68,10 @@ class LearnedSteps:
 
     @property
     def count(self) -> int:
-        """How many steps are computed."""
         return len(self.computed)
 
     @property
     def depth(self) -> int:
-        """How many outputs are kept."""
         return max((len(each.outputs) for passes in self.weights.values() for each in passes), default=1)
 
     @property
@@ -203,10 +201,8 @@ class Learned:
             raise UsageError(f"{what} is not complete ({error}): {LEARN_AGAIN}.") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields by name, in types that JSON has."""
         values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return values
 
     def to_json(self) -> str:
-        """What a file holds."""
         return json.dumps({"format": FORMAT, **self.to_dict()}) + "\n"

@@ -141,7 +141,6 @@ class Learning:
         return found, about
 
     def _measure(self, index: int, skip: Skip, weights: Mapping[int, tuple[Weights, ...]] | None) -> Trajectory:
-        """One generation with skipped steps."""
         teacher = self.teachers[index]
         for skipper in self.skippers:
             skipper.by_steps = Always(skip)

@@ -31,12 +31,10 @@ class Passes:
 
     @property
     def num_bytes(self) -> int:
-        """Memory held by outputs."""
         return sum(each.num_bytes for each in self._histories.values())
 
     @property
     def can_predict(self) -> bool:
-        """Whether any pass can be predicted."""
         return any(map(self.is_latest, self._histories.values()))
 
     def is_latest(self, history: History) -> bool:
@@ -64,7 +62,6 @@ class Passes:
         return history
 
     def note(self, tick: Tick) -> None:
-        """A pass was computed."""
         self.last_computed = tick.step
         if tick.step == 0:
             self.count = max(self.count, (tick.pass_index + 1) * tick.parts)
@@ -87,7 +84,6 @@ class NamedPasses:
 
     @contextmanager
     def __call__(self, name: str, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """For the duration of a `with` block."""
         skipper = self.skipper
         before, skipper.pass_name = skipper.pass_name, name
         try:

@@ -56,7 +56,6 @@ class Trajectory:
 
     @property
     def passes(self) -> int:
-        """Over a step."""
         return len(self.outputs[0])
 
     @property
@@ -66,7 +65,6 @@ class Trajectory:
         return self.num_steps > 1 and 0 in self.outputs and len(last) == self.passes
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields by name, for `torch.save`."""
         return dict(vars(self))
 
     @property
@@ -90,7 +88,6 @@ class Recorder:
         self._models: dict[int, int] = {}
 
     def note(self, model: nn.Module, tick: Tick, seen: Seen, output: Any) -> None:
-        """A call of the denoiser, and what it returned, computed or predicted."""
         if tick.generation != self._generation:
             if tick.num_steps is None:
                 raise UsageError("the number of steps is not known: learn inside a pipeline, or call handle.begin.")

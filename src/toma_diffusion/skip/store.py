@@ -29,11 +29,9 @@ class Store(Protocol):
 class NoStore:
     """Keeps nothing."""
 
-    def read(self, name: str) -> Any:
-        """Nothing was kept."""
+    def read(self, name: str) -> Any: ...
 
-    def write(self, name: str, value: Any) -> None:
-        """Nothing is."""
+    def write(self, name: str, value: Any) -> None: ...
 
 
 class FolderStore:
@@ -62,17 +60,14 @@ class FolderStore:
             )
 
     def read(self, name: str) -> Any:
-        """What was kept under this name; None if nothing was."""
         path = self.folder / f"{name}.pt"
         return torch.load(path, weights_only=True) if path.exists() else None
 
     def write(self, name: str, value: Any) -> None:
-        """Keep plain values and tensors."""
         with replacing(self.folder / f"{name}.pt", "wb") as file:
             torch.save(value, file)
 
     def delete(self) -> None:
-        """Delete the folder and all that is in it."""
         self.clear(self.folder)
 
     @staticmethod

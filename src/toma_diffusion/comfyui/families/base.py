@@ -25,7 +25,6 @@ class ComfyFamily(Family):
         return kind.__name__ == self.model_class and kind.__module__ == self.module_name
 
     def call(self, model: nn.Module, given: Given, grid: Grid | None = None, **facts: Any) -> Call:
-        """As in the base, with the names that ComfyUI's models have for their arguments."""
         return super().call(model, given, grid, **{"sample": given["x"], "conditioning": given["context"]} | facts)
 
 
@@ -45,7 +44,6 @@ def block_builder(width: str, **facts: Any) -> Callable[[Any, str, str], Block]:
 
 
 def transformer_options(given: Given) -> Options:
-    """The options of a call of a model."""
     options: Options = given["transformer_options"] or {}
     return options
 

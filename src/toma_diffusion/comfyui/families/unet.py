@@ -29,7 +29,6 @@ class UNet(ComfyFamily):
         return super().matches(model) and any(_is(layer, TRANSFORMER) for layer in model.modules())
 
     def blocks(self, model: Any) -> list[Block]:
-        """All BasicTransformerBlocks: down, middle, up."""
         return [
             _block(block, f"{name}.transformer_blocks.{number}", name, level)
             for name, layer, level in _layers(model)
