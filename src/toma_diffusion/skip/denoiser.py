@@ -7,10 +7,11 @@ in a skipped step. It is outside `torch.compile`: compiled code is not entered. 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,23 +25,17 @@ from toma_diffusion.engine.session import Session
 from toma_diffusion.errors import UsageError
 from toma_diffusion.skip import controlnet, front
 from toma_diffusion.skip.config import BySteps
-from toma_diffusion.skip.decisions import Decisions
 from toma_diffusion.skip.front import Front
-from toma_diffusion.skip.generation import Generation
-from toma_diffusion.skip.history import History, Seen
-from toma_diffusion.skip.passes import NAMED, NamedPasses, Passes
+from toma_diffusion.skip.generation import Decisions, Generation
+from toma_diffusion.skip.history import History, Passes, Seen
 from toma_diffusion.skip.summary import SkipSummary, summarize
 
+if TYPE_CHECKING:
+    from toma_diffusion.skip.recording import Recorder
 
-class Recorder(Protocol):
-    """Gets what goes into every call and what comes out, while the denoiser is learned from."""
 
-    def note(self, model: nn.Module, tick: Tick, seen: Seen, output: Any) -> None:
-        """A call, and what it returned, computed or predicted."""
-
-    @property
-    def wants_all(self) -> bool:
-        """Whether every step is to be computed."""
+NAMED = "cache_context"
+"""How diffusers' pipelines name the passes over a step: `with transformer.cache_context("cond"):`."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +66,7 @@ class Skipper(Front):
         self.pass_name: str | None = None
         """Of the pass that is running, if the pipeline says it."""
         self.recorder: Recorder | None = None
+        """Gets what goes into every call and what comes out, while the denoiser is learned from."""
         self.before: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         """Runs first in every call: a program with models of its own sets the step there."""
         self.forget()
@@ -255,6 +251,23 @@ class EndCall(Hook):
         remove_hooks(module, lambda hook: hook is self)
         self.skipper.session.tick = None
         return self.skipper.end(self.call, output)
+
+
+@dataclass(eq=False)
+class NamedPasses:
+    """`cache_context` of a denoiser: notes the name of the pass, and does what it did before."""
+
+    skipper: Skipper
+
+    @contextmanager
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+        skipper = self.skipper
+        before, skipper.pass_name = skipper.pass_name, name
+        try:
+            with getattr(type(skipper.model), NAMED)(skipper.model, name, *args, **kwargs):
+                yield
+        finally:
+            skipper.pass_name = before
 
 
 @cache

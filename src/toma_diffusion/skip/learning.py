@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from toma_diffusion.errors import UsageError
-from toma_diffusion.skip.about import About, lists_of
 from toma_diffusion.skip.config import Always, BySteps, Skip
 from toma_diffusion.skip.denoiser import Skipper
 from toma_diffusion.skip.fitting import Fit
 from toma_diffusion.skip.learned import Learned, LearnedSteps, Weights
 from toma_diffusion.skip.proposals import Found, Proposals
-from toma_diffusion.skip.recording import Recorder, Trajectory
+from toma_diffusion.skip.recording import About, Recorder, Trajectory
+from toma_diffusion.skip.schedule import lists_of
 from toma_diffusion.skip.store import NoStore, Store
 
 FEWEST = 3
@@ -100,7 +100,7 @@ class Learning:
     def _run(self) -> tuple[Learned, list[LearnedSteps]]:
         self.teachers, self.about = self._teachers()
         first = self.teachers[0]
-        lists = lists_of(self.wanted, first, self.about.levels)
+        lists = lists_of(self.wanted, first.num_steps, first.required, self.about.levels)
         self._planned += self.checks * sum(2 * count / first.num_steps for count in lists)
         self.fit = Fit(self.teachers[: -self.checks], self.about.prior)
         closed = {count: Found(computed, self.fit.weights(computed)) for count, computed in lists.items()}
@@ -125,7 +125,8 @@ class Learning:
                 with self._recording(wants_all=True) as recorder:
                     trajectory = self._generate(generate, recorder)
                 about = About.of(self.skippers, trajectory)
-                lists_of(self.wanted, trajectory, about.levels)  # raises before the others are made
+                # raises before the others are made
+                lists_of(self.wanted, trajectory.num_steps, trajectory.required, about.levels)
                 self.store.write(f"whole-{index}", trajectory.to_dict())
                 self.store.write("about", about.to_dict())
             else:

@@ -1,17 +1,24 @@
-"""Keeps what goes into a denoiser and what comes out, while generations run that are learned from."""
+"""Keeps what goes into a denoiser and what comes out, while generations run that are learned from; and what these
+generations have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from toma_diffusion.engine.clock import Tick
 from toma_diffusion.errors import UsageError
+from toma_diffusion.skip import prior
 from toma_diffusion.skip.history import Seen, pair, take_apart, trimmed
+from toma_diffusion.skip.learned import Learned, LearnedSteps, Weights
+from toma_diffusion.skip.levels import Levels
+
+if TYPE_CHECKING:
+    from toma_diffusion.skip.denoiser import Skipper
 
 MOST_VALUES = 2**15
 """Of each sample and each output so many values are kept, evenly spread."""
@@ -129,3 +136,44 @@ def _vector(tensors: Sequence[Tensor]) -> Tensor:
     flat = torch.cat([each.detach().reshape(-1).float() for each in tensors])
     every = -(-flat.numel() // MOST_VALUES) | 1  # odd, so that no row of an image is left out
     return flat[::every].clone()
+
+
+@dataclass(frozen=True)
+class About:
+    """What generations have in common."""
+
+    model_class: str
+    num_steps: int
+    passes: int
+    levels: Levels | None
+    scheduler: str
+    guidance: float | None
+
+    @classmethod
+    def of(cls, skippers: Sequence[Skipper], trajectory: Trajectory) -> About:
+        """As the last generation noted it."""
+        generation = max((skipper.generation for skipper in skippers), key=lambda each: each.number)
+        name = type(skippers[0].model).__name__
+        return cls(name, *trajectory.kind, generation.levels, generation.scheduler, generation.guidance)
+
+    def prior(self, history: Sequence[int], step: int) -> Weights:
+        return prior.predicted(self.levels, history, step)
+
+    def learned(self, steps: Sequence[LearnedSteps]) -> Learned:
+        return Learned(
+            model_class=self.model_class,
+            num_steps=self.num_steps,
+            passes=self.passes,
+            scheduler=self.scheduler,
+            guidance=self.guidance,
+            angles=() if self.levels is None else self.levels.angles,
+            steps=tuple(steps),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self) | {"levels": None if self.levels is None else dict(vars(self.levels))}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> About:
+        levels = values["levels"]
+        return cls(**{**values, "levels": None if levels is None else Levels(**levels)})
