@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,7 @@ from toma_diffusion.engine.compile import compile_denoiser
 from toma_diffusion.engine.install import RootHook, find_denoisers, find_root, uninstall
 from toma_diffusion.errors import UsageError
 from toma_diffusion.files import replacing
-from toma_diffusion.presets import PRESETS, Preset
+from toma_diffusion.presets import PRESETS, Chosen
 from toma_diffusion.skip.config import Always, BySteps, Skip
 from toma_diffusion.skip.denoiser import Skipper
 from toma_diffusion.skip.learned import Learned
@@ -326,7 +326,7 @@ class Handle:
             if not given:
                 raise UsageError("computed=[] is empty: give numbers of computed steps, or leave it out.")
             return [(str(each), Always(Skip(computed=each))) for each in given]
-        presets: list[tuple[str, BySteps]] = [(name, SkipOf(preset)) for name, preset in PRESETS.items()]
+        presets: list[tuple[str, BySteps]] = [(name, Chosen(preset).skips_in) for name, preset in PRESETS.items()]
         return [*presets, ("its own", self._skippers()[0].by_steps)]
 
     def _use(self, learned: Learned, computed: Computed, refused: Collection[int] = ()) -> None:
@@ -358,16 +358,6 @@ class Handle:
         if not roots:
             raise RuntimeError("this handle was removed from its model: call speed_up again for a new one.")
         return roots
-
-
-@dataclass(frozen=True)
-class SkipOf:
-    """What a preset skips."""
-
-    preset: Preset
-
-    def __call__(self, num_steps: int | None) -> Skip | None:
-        return None if num_steps is None else self.preset(num_steps).skip
 
 
 @contextmanager

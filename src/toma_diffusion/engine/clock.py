@@ -66,7 +66,8 @@ class StepCounter:
     def __init__(self, pipeline: Any = None) -> None:
         self._pipeline = weakref.ref(pipeline) if pipeline is not None else None
         self._timesteps = Identity(None)
-        self._generation = 0
+        self.generation = 0
+        """The number of the generation in progress."""
         self.reset()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -100,10 +101,6 @@ class StepCounter:
     def pipeline(self) -> Any:
         """The one that was passed to `speed_up`, if it still exists."""
         return None if self._pipeline is None else self._pipeline()
-
-    @property
-    def generation(self) -> int:
-        return self._generation
 
     @property
     def has_pass(self) -> bool:
@@ -291,8 +288,8 @@ class StepCounter:
         pass_index = len(self._passes) - 1
         first = next(index for index, (known, _, _) in enumerate(self._passes) if known.holds(sample))
         if self._begins:
-            self._generation, self._begins = next(_generations), False
-        return Tick(self._step, num_steps, pass_index, first, self._parts, is_exact, self._generation)
+            self.generation, self._begins = next(_generations), False
+        return Tick(self._step, num_steps, pass_index, first, self._parts, is_exact, self.generation)
 
 
 @dataclass(frozen=True)

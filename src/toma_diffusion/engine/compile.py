@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from toma_diffusion.engine import upstream
 from toma_diffusion.engine.arguments import Arguments, Keywords
@@ -40,14 +41,11 @@ class BeginReplay(Hook):
 
 @dataclass(eq=False)
 class KeepOutput(Hook):
-    """Forward hook of a captured denoiser: copies the output, because the next replay writes to the same memory."""
+    """Forward hook of a captured denoiser: copies the output (some hundred KiB): the next replay writes to the same memory."""
 
     before = False
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
-        """A copy of the output, a few hundred KiB."""
-        from torch.utils import _pytree
-
         return _pytree.tree_map_only(Tensor, torch.clone, output)
 
 

@@ -18,7 +18,7 @@ from toma_diffusion.families.base import (
     around,
     first_blocks,
 )
-from toma_diffusion.families.builders import cross_block, joint_block, sequence_block, single_block, unet_block
+from toma_diffusion.families.builders import cross_block, joint_block, sequence_block, single_block, site, unet_block
 from toma_diffusion.families.chroma import Chroma
 from toma_diffusion.families.cogvideox import CogVideoX
 from toma_diffusion.families.flux import Flux
@@ -85,6 +85,7 @@ __all__ = [
     "sequence_block",
     "shift_and_scale",
     "single_block",
+    "site",
     "supported",
     "unet_block",
     "unsupported",

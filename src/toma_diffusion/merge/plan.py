@@ -39,6 +39,10 @@ class Plan(ABC):
         """The tensors that are updated in place. They never move as long as the plan exists."""
         return []
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers)
+
     def begin_call(self) -> None:  # noqa: B027 (a plan that never changes has nothing to do here)
         """Prepare for one call of the denoiser, outside compiled code."""
 
@@ -94,11 +98,6 @@ class Multiplications(NamedTuple):
     selection: float
     """Selecting destinations, averaged over the schedule. Counted once per plan, like the weights."""
     weights: float
-
-    @property
-    def planning(self) -> float:
-        """Of one plan, in a step on average."""
-        return self.selection + self.weights
 
 
 class MergePlan(Plan):
@@ -223,10 +222,6 @@ class MergePlan(Plan):
     @property
     def buffers(self) -> list[Tensor]:
         return [self.destinations, self.positions, *([] if self.assignment is None else self.assignment.buffers())]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self.buffers)
 
     @property
     def backends(self) -> dict[str, Backend]:

@@ -1,8 +1,4 @@
-"""Merge sites: the forward hooks that put fewer tokens through a module, a block or a stage.
-
-They are plain `torch.nn.Module` hooks, so they compose with whatever else wraps a module's forward (LoRA, offloading,
-caches, IP-Adapter, compilation). Each is an object, so that copying a model copies its hooks and their shared state.
-"""
+"""Merge sites: the forward hooks that put fewer tokens through a module, a block or a stage."""
 
 from __future__ import annotations
 

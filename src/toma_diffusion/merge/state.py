@@ -23,16 +23,6 @@ if TYPE_CHECKING:
 PlanKey = tuple[str, int, Grid, int, int, torch.dtype, torch.device, bool]
 
 
-def always(num_steps: int | None) -> bool:
-    """Of settings that do not depend on the number of steps. A named function, so that states can be pickled."""
-    return True
-
-
-def no_call(model: nn.Module, given: Given) -> Call:
-    """Of a state that is in no model yet."""
-    raise NotImplementedError
-
-
 @dataclass(frozen=True)
 class Call:
     """The facts about one call of the denoiser, which a model family reads."""
@@ -137,9 +127,9 @@ class MergeState:
 
     config: Merging
     session: Session
-    read_call: Callable[[nn.Module, Given], Call] = no_call
+    read_call: Callable[[nn.Module, Given], Call]
     """Reads the facts about a call of the model. Raises `UsageError` if its inputs cannot be merged."""
-    merges_in: Callable[[int | None], bool] = always
+    merges_in: Callable[[int | None], bool]
     """Whether tokens are merged in generations of so many steps."""
     records: list[BlockRecord] = field(default_factory=list)
     """What is done in every block of the model."""
@@ -187,7 +177,7 @@ class MergeState:
 
     @property
     def num_bytes(self) -> int:
-        return sum(buffer.nbytes for plan in self._plans.values() for buffer in plan.buffers)
+        return sum(plan.num_bytes for plan in self._plans.values())
 
     def plan_of(self, kind: str) -> Plan | None:
         """A plan of the current or the last call for that kind of block."""
@@ -354,7 +344,7 @@ class MergeState:
 
 def _make_static(buffers: list[Tensor]) -> None:
     """Let compiled code update these inside a CUDA graph. Another pass has others, and must not compile again."""
-    from torch._dynamo import mark_static_address  # slow to import; `prepare_compiler` has done it
+    from torch._dynamo import mark_static_address  # slow to import; `hold_compiler` has done it
 
     for buffer in buffers:
         mark_static_address(buffer, guard=False)

@@ -19,7 +19,6 @@ from toma_diffusion.others.tomesd import (
     MatchingPlan,
     ToMeSD,
     ToMeSDMethod,
-    describe_matching,
     expand,
     take,
 )
@@ -89,7 +88,7 @@ class ToFuMethod(ToMeSDMethod):
         pruned = f"the first {config.prune_share:.0%} of the blocks"
         if config.prune_blocks is not None:
             pruned = f"blocks {', '.join(map(str, config.prune_blocks))}" if config.prune_blocks else "no block"
-        return [f"sources pruned in {pruned}, merged by MLERP in the others", *describe_matching(config)]
+        return [f"sources pruned in {pruned}, merged by MLERP in the others", *super().describe(config)]
 
 
 class FusionPlan(MatchingPlan):

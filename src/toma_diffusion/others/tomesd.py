@@ -105,14 +105,9 @@ class ToMeSDMethod(PerBlockMethod[ToMeSD]):
         return [partial(MatchingPlan, config=config, sampler=CellSampler(config.seed))] * len(blocks)
 
     def describe(self, config: ToMeSD) -> list[str]:
-        return describe_matching(config)
-
-
-def describe_matching(config: ToMeSD) -> list[str]:
-    """How tokens are matched, line by line, for the summary."""
-    height, width = config.cell
-    where = "at random" if config.random else "the top left"
-    return [f"one destination in each cell of {height}×{width}, {where}", "matched anew in every block"]
+        height, width = config.cell
+        where = "at random" if config.random else "the top left"
+        return [f"one destination in each cell of {height}×{width}, {where}", "matched anew in every block"]
 
 
 class CellSampler:

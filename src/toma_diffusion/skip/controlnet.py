@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from toma_diffusion.engine.arguments import Given, parameter_names
+from toma_diffusion.engine.arguments import given_to
 from toma_diffusion.engine.clock import Identity
-from toma_diffusion.engine.compile import skip_frames
-from toma_diffusion.skip.front import CALL, Front
+from toma_diffusion.engine.compile import CALL, skip_frames
+from toma_diffusion.skip.front import Front
 from toma_diffusion.skip.history import Seen
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ class ControlCall(Front):
         return sum(leaf.nbytes for leaf in _pytree.tree_leaves(self.last) if isinstance(leaf, Tensor))
 
     def seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Seen | None:
-        """What is known of a call."""
-        return Seen.of(Given(parameter_names(self.model), args, kwargs))
+        return Seen.of(given_to(self.model, args, kwargs))
 
     def is_skipped(self, seen: Seen | None) -> bool:
         """Whether no denoiser will run in the step of a call. It must be a pass that has come before: the denoiser runs

@@ -10,10 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from toma_diffusion.engine.compile import skip_frames
-
-CALL = "_compiled_call_impl"
-"""What `nn.Module.__call__` calls in place of its own, if it is set. Never copied or pickled with a module."""
+from toma_diffusion.engine.compile import CALL, skip_frames
 
 
 class Front:

@@ -9,8 +9,7 @@ whether it is closer there than with nothing learned. If not, it is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -122,8 +121,7 @@ class Learning:
             self._tell(f"recording generation {index + 1} of {len(self.generations)}, with every step computed")
             kept = self.store.read(f"whole-{index}")
             if kept is None:
-                with self._recording(wants_all=True) as recorder:
-                    trajectory = self._generate(generate, recorder)
+                trajectory = self._record(generate, wants_all=True)
                 about = About.of(self.skippers, trajectory)
                 # raises before the others are made
                 lists_of(self.wanted, trajectory.num_steps, trajectory.required, about.levels)
@@ -143,16 +141,14 @@ class Learning:
 
     def _measure(self, index: int, skip: Skip, weights: Mapping[int, tuple[Weights, ...]] | None) -> Trajectory:
         teacher = self.teachers[index]
-        for skipper in self.skippers:
-            skipper.by_steps = Always(skip)
-            skipper.forget()
         if weights is not None:
             assert isinstance(skip.computed, tuple)
             learned = self.about.learned([LearnedSteps(computed=skip.computed, weights=weights)])
-            for skipper in self.skippers:
-                skipper.by_steps = Always(Skip(computed=skip.computed, learned=learned))
-        with self._recording(wants_all=False) as recorder:
-            trajectory = self._generate(self.generations[index], recorder)
+            skip = Skip(computed=skip.computed, learned=learned)
+        for skipper in self.skippers:
+            skipper.by_steps = Always(skip)
+            skipper.forget()
+        trajectory = self._record(self.generations[index], wants_all=False)
         self._made += skip.count(teacher.num_steps) / teacher.num_steps
         pairs = zip(
             [teacher.samples[0], *teacher.outputs[0]], [trajectory.samples[0], *trajectory.outputs[0]], strict=True
@@ -165,21 +161,16 @@ class Learning:
             )
         return trajectory
 
-    @contextmanager
-    def _recording(self, *, wants_all: bool) -> Iterator[Recorder]:
+    def _record(self, generate: Generate, *, wants_all: bool) -> Trajectory:
         recorder = Recorder(wants_all=wants_all)
         for skipper in self.skippers:
             skipper.recorder, skipper.session.enabled = recorder, True
         try:
-            yield recorder
+            with torch.no_grad():
+                returned = generate()
         finally:
             for skipper in self.skippers:
                 skipper.recorder = None
-
-    @staticmethod
-    def _generate(generate: Generate, recorder: Recorder) -> Trajectory:
-        with torch.no_grad():
-            returned = generate()
         if recorder.current is None:
             raise UsageError("a generation to learn from did not call the denoiser: call the pipeline in it.")
         recorder.current.finish(returned)

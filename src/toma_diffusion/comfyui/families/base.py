@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from toma_diffusion.families import Block, Call, Family, Given, Grid, PerToken, SiteSpec, around
-from toma_diffusion.merge.sites import never
+from toma_diffusion.families import Block, Call, Family, Given, Grid
 
 Options = Mapping[str, Any]
 """ComfyUI's `transformer_options` of a call."""
@@ -26,11 +25,6 @@ class ComfyFamily(Family):
 
     def call(self, model: nn.Module, given: Given, grid: Grid | None = None, **facts: Any) -> Call:
         return super().call(model, given, grid, **{"sample": given["x"], "conditioning": given["context"]} | facts)
-
-
-def site(role: str, name: str, *per_token: PerToken, leave_whole: Callable[[Given], bool] = never) -> SiteSpec:
-    """A module of a block that is merged in scope `module`."""
-    return SiteSpec(name, frozenset({role}), around(name, *per_token), leave_whole)
 
 
 def block_builder(width: str, **facts: Any) -> Callable[[Any, str, str], Block]:
