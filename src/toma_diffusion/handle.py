@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from toma_diffusion.checks import check_integer
 from toma_diffusion.engine.clock import StepCounter
 from toma_diffusion.engine.compile import compile_denoiser
 from toma_diffusion.engine.install import RootHook, find_denoisers, find_root, uninstall
@@ -232,10 +233,8 @@ class Handle:
         from toma_diffusion.skip.learning import FEWEST
         from toma_diffusion.skip.next_generations import NextGenerations
 
-        if isinstance(count, bool) or not isinstance(count, int) or count < FEWEST:
-            raise UsageError(f"count={count!r} is not allowed: it must be a whole number of {FEWEST} or more.")
+        count = check_integer("count", count, minimum=FEWEST)
         skippers = self._skippers()
-
         reference, wanted = weakref.ref(self), [each for _, each in self._wanted(computed)]
 
         def when_done(learned: Learned | None, why: str) -> None:

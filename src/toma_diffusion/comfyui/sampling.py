@@ -7,8 +7,7 @@ it ends, also by an interrupt. While they are in, calls that another clone makes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -77,28 +76,25 @@ class Acceleration:
             self.last = f"Not accelerated: {obstacle}."
             logger.warning("ToMA: not accelerated: %s", obstacle)
             return executor(*args, **kwargs)
-        with self._hooks(patcher, upstream.sampler_name(args, kwargs)):
-            return executor(*args, **kwargs)
+        with self.handle(patcher) as handle:
+            sampler = upstream.sampler_name(args, kwargs)
+            calls = Calls(self, handle, patcher.get_model_object("model_sampling"), sampler)
+            interrupted = True
+            try:
+                calls.put()
+                self._running = calls
+                result = executor(*args, **kwargs)
+                interrupted = False
+            finally:
+                self._running = None
+                self.last = calls.report(interrupted)
+        return result
 
     def evaluate(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """Wrapper of an evaluation by the sampler (`PREDICT_NOISE`): all passes over the model that make one result."""
         if self._running is None:
             return executor(*args, **kwargs)
         return self._running.evaluate(partial(executor, *args, **kwargs))
-
-    @contextmanager
-    def _hooks(self, patcher: Any, sampler: str) -> Iterator[None]:
-        with self.handle(patcher) as handle:
-            calls = Calls(self, handle, patcher.get_model_object("model_sampling"), sampler)
-            interrupted = True
-            try:
-                calls.put()
-                self._running = calls
-                yield
-                interrupted = False
-            finally:
-                self._running = None
-                self.last = calls.report(interrupted)
 
 
 @dataclass(eq=False)

@@ -27,6 +27,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from toma_diffusion.checks import check_integer
 from toma_diffusion.errors import UsageError
 
 DENOISERS = ("unet", "transformer", "transformer_2", "transformer_ref")
@@ -109,8 +110,7 @@ class StepCounter:
 
     def begin(self, num_steps: int, scheduler: Any = None) -> None:
         """The next call begins a generation of so many steps, with the noise levels of that scheduler."""
-        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-            raise UsageError(f"num_steps={num_steps!r} is not allowed: it must be a whole number of 1 or more.")
+        num_steps = check_integer("num_steps", num_steps, minimum=1)
         self.reset()
         self._given_num_steps, self._given_scheduler = num_steps, scheduler
 
@@ -124,9 +124,10 @@ class StepCounter:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0 or (most is not None and step >= most):
             allowed = "0 or more" if most is None else f"from 0 to {most - 1} after begin({most})"
             raise UsageError(f"step={step!r} is not allowed: it must be a whole number, {allowed}.")
-        for name, value, least in (("pass_index", pass_index, 0), ("parts", parts, 1)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise UsageError(f"{name}={value!r} is not allowed: it must be a whole number of {least} or more.")
+        if pass_index is not None:
+            pass_index = check_integer("pass_index", pass_index, minimum=0)
+        if parts is not None:
+            parts = check_integer("parts", parts, minimum=1)
         repeats = pass_index is not None and step == self._given_step
         if not repeats and (step == 0 or self._given_step is None or step < self._given_step):
             self._restart()

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from toma_diffusion.checks import check_one_of
 from toma_diffusion.engine import upstream
 from toma_diffusion.engine.arguments import Arguments, Keywords
 from toma_diffusion.engine.hooks import Hook, remove_hooks
-from toma_diffusion.errors import UsageError
 
 MODES = ("blocks", "whole", "graphs")
 CALL = "_compiled_call_impl"
@@ -41,7 +41,10 @@ class BeginReplay(Hook):
 
 @dataclass(eq=False)
 class KeepOutput(Hook):
-    """Forward hook of a captured denoiser: copies the output (some hundred KiB): the next replay writes to the same memory."""
+    """Forward hook of a captured denoiser: copies the output, because the next replay writes to the same memory.
+
+    It has a few hundred KiB.
+    """
 
     before = False
 
@@ -155,8 +158,7 @@ def compile_denoiser(
         has_hooks: whether tokens are merged in it.
         options: passed to `torch.compile`.
     """
-    if mode not in MODES:
-        raise UsageError(f"mode={mode!r} is not known: use one of {', '.join(map(repr, MODES))}.")
+    check_one_of("mode", mode, MODES)
     _once(_keep_hooks_out)
     obstacle = obstacle or _no_graphs(model)
     if mode == "graphs" and obstacle is not None:

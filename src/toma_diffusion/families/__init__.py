@@ -16,7 +16,6 @@ from toma_diffusion.families.base import (
     Stack,
     adds_residuals,
     around,
-    first_blocks,
 )
 from toma_diffusion.families.builders import cross_block, joint_block, sequence_block, single_block, site, unet_block
 from toma_diffusion.families.chroma import Chroma
@@ -73,7 +72,6 @@ __all__ = [
     "around",
     "cross_block",
     "find_family",
-    "first_blocks",
     "from_table",
     "grid_from_ids",
     "grid_from_shapes",
@@ -86,7 +84,6 @@ __all__ = [
     "shift_and_scale",
     "single_block",
     "site",
-    "supported",
     "unet_block",
     "unsupported",
     "video_from_ids",
@@ -132,9 +129,5 @@ def unsupported(model: nn.Module) -> UsageError:
     """The error to raise for a model of another family."""
     reason = reason_to_refuse(model)
     why = f": {reason}" if reason else ""
-    return UsageError(f"{type(model).__name__} is not supported{why}. Supported are: {supported()}.")
-
-
-def supported() -> str:
-    """The supported families, for error messages."""
-    return "; ".join(family.supports for family in FAMILIES)
+    supported = "; ".join(family.supports for family in FAMILIES)
+    return UsageError(f"{type(model).__name__} is not supported{why}. Supported are: {supported}.")

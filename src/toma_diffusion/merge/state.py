@@ -222,7 +222,9 @@ class MergeState:
         if begins:
             self._begin_generation()
             self.is_used = self.merges_in(tick.num_steps)
-        action = self._action(tick) if session.enabled else None
+        action = None
+        if session.enabled and self.merges_in(tick.num_steps):
+            action = self.schedule.action(tick.step, tick.num_steps, session.computed)
         self.active, self.action = action is not None, action or Action.REUSE
         self.block_by_block = self.config.scope == "stage" and call.block_by_block is not None
         if self.block_by_block:
@@ -263,11 +265,6 @@ class MergeState:
                 "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
                 "a pipeline, or use settings that do not depend on it."
             )
-
-    def _action(self, tick: Tick) -> Action | None:
-        if not self.merges_in(tick.num_steps):
-            return None
-        return self.schedule.action(tick.step, tick.num_steps, self.session.computed)
 
     def _warn_if_nothing_is_removed(self) -> None:
         if self.merges_nothing and not self._has_warned:

@@ -102,17 +102,12 @@ class Skipper(Front):
         return self.decisions.runs
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """How many steps of the current or the last generation were computed, and in how many a pass was predicted."""
-        return self.decisions.counts
-
-    @property
     def num_bytes(self) -> int:
         calls = [call for net in self.controlnets if (call := controlnet.call_of(net)) is not None]
         return self.passes.num_bytes + sum(each.num_bytes for each in calls)
 
     def summary(self) -> SkipSummary:
-        return summarize(self.by_steps, self.generation, self.counts, self.num_bytes)
+        return summarize(self.by_steps, self.generation, self.decisions.counts, self.num_bytes)
 
     def acts_in(self, num_steps: int) -> bool:
         skip = self.by_steps(num_steps)
