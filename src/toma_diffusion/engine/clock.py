@@ -40,6 +40,14 @@ MOST_PASSES = 1000
 pipeline is assumed that always uses one timestep."""
 
 
+def steps_unknown(what: str, instead: str) -> RuntimeError:
+    """The error to raise where a setting needs the number of steps. `instead` says what else can be done."""
+    return RuntimeError(
+        f"{what} the number of steps, which is not known here. Call handle.begin(num_steps) before a generation and "
+        f"handle.step(i) before each step, run the model inside a pipeline, or {instead}."
+    )
+
+
 @dataclass(frozen=True)
 class Tick:
     """The place of a call in its generation."""

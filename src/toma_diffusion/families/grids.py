@@ -41,11 +41,7 @@ def grid_from_shapes(shapes: Sequence[tuple[int, int, int]]) -> Grid:
 
 
 class IdReader:
-    """Reads the grid of what is generated from position ids, once for every tensor of ids.
-
-    Args:
-        read: finds the grid in the ids of so many tokens.
-    """
+    """Reads the grid of what is generated from position ids, once for every tensor of ids."""
 
     def __init__(self, read: ReadIds) -> None:
         self._read = read

@@ -49,8 +49,7 @@ def _around_modules(
     placements: list[Placement] = []
     records = []
     for index, block in enumerate(blocks):
-        specs = block.chosen_sites(config.merged_sites) if index not in reasons else []
-        reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(config.merged_sites)}")
+        specs, reason = block.chosen_sites(config.merged_sites, reasons.get(index))
         for spec in specs:
             site = _site(config, make, state, block, spec)
             placements += [Placement(block.module, name, hook) for name, hook in spec.hooks(site)]

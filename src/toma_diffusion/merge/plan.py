@@ -255,12 +255,9 @@ class MergePlan(Plan):
         return not self.is_identity and (action is not Action.REUSE or not self.has_weights)
 
     def update(self, tokens: Tensor, action: Action) -> None:
-        """Update destinations and weights in place, as the action says.
+        """Update destinations and weights in place from tokens `[B, N, d]`, normalised for the first merged layer.
 
         What the plan does not have yet is computed in any case: a new plan selects even on REUSE.
-
-        Args:
-            tokens: `[B, N, d]`, normalised as the first merged layer sees them.
         """
         self._check(tokens, self.grid.num_tokens)
         if self.assignment is None or not self.wants(action):

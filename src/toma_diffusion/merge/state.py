@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from toma_diffusion.engine.arguments import Given
-from toma_diffusion.engine.clock import Tick
+from toma_diffusion.engine.clock import Tick, steps_unknown
 from toma_diffusion.engine.session import Session
 from toma_diffusion.errors import UsageError
 from toma_diffusion.merge import Action, Grid, Plan, Schedule
@@ -208,13 +208,7 @@ class MergeState:
         self.begin_call(call, tick, begins=session.begin_call(tick))
 
     def begin_call(self, call: Call, tick: Tick, *, begins: bool) -> None:
-        """Set everything up for a call.
-
-        Args:
-            call: the facts about it.
-            tick: its place in the generation.
-            begins: whether it is the first of a generation.
-        """
+        """Set everything up for a call, which may be the first of a generation."""
         session = self.session
         self._note_updates(tick)
         for stage in self.stages:
@@ -260,11 +254,7 @@ class MergeState:
     def _check_steps_known(self, tick: Tick) -> None:
         """Raise if the number of steps is needed and not known."""
         if self.session.enabled and tick.num_steps is None and self.schedule.needs is not None:
-            raise RuntimeError(
-                f"{self.schedule.needs} needs the number of steps, which is not known here. Call "
-                "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
-                "a pipeline, or use settings that do not depend on it."
-            )
+            raise steps_unknown(f"{self.schedule.needs} needs", "use settings that do not depend on it")
 
     def _warn_if_nothing_is_removed(self) -> None:
         if self.merges_nothing and not self._has_warned:

@@ -34,11 +34,9 @@ class PerBlockMethod(Method[ConfigT]):
     def place(self, config: ConfigT, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
         placements: list[Placement] = []
         records = []
-        sites = config.merged_sites
         reasons = self.left_whole(config, blocks) | reasons
         for index, (block, make) in enumerate(zip(blocks, self.plans(config, blocks), strict=True)):
-            specs = block.chosen_sites(sites) if index not in reasons else []
-            reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(sites)}")
+            specs, reason = block.chosen_sites(config.merged_sites, reasons.get(index))
             if reason is None:
                 slot = Slot(block.name, block.kind, make)
                 state.slots.append(slot)

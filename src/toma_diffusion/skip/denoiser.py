@@ -49,13 +49,7 @@ class Call:
 
 
 class Skipper(Front):
-    """The call of one denoiser.
-
-    Args:
-        model: the denoiser.
-        by_steps: the settings, by the number of steps.
-        session: the request in progress.
-    """
+    """The call of one denoiser."""
 
     def __init__(self, model: nn.Module, by_steps: BySteps, session: Session) -> None:
         super().__init__(model)

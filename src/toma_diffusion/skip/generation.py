@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from toma_diffusion.engine.clock import Running, StepCounter, Tick
+from toma_diffusion.engine.clock import Running, StepCounter, Tick, steps_unknown
 from toma_diffusion.errors import UsageError
 from toma_diffusion.skip import prior
 from toma_diffusion.skip.config import BySteps, Skip
@@ -45,25 +45,12 @@ class Generation:
         *,
         teaches: bool,
     ) -> Generation:
-        """Settle it at its first call.
-
-        Args:
-            model: the denoiser.
-            tick: the place of the call.
-            steps: knows the scheduler.
-            running: the pipeline, if one is running.
-            by_steps: the settings, by the number of steps.
-            teaches: whether it is learned from: every step is computed then.
-        """
+        """Settle it at its first call. If it `teaches`, it is learned from: every step is computed."""
         scheduler, name = steps.scheduler, type(model).__name__
         num_steps = tick.num_steps
         skip = by_steps(num_steps)
         if skip is not None and num_steps is None and not isinstance(skip.computed, tuple):
-            raise RuntimeError(
-                f"computed={skip.computed} needs the number of steps, which is not known here. Call "
-                "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
-                "a pipeline, or say which steps are computed."
-            )
+            raise steps_unknown(f"computed={skip.computed} needs", "say which steps are computed")
         eta = 0.0 if running is None else float(running.variables.get("eta") or 0.0)
         levels = None
         if scheduler is not None and num_steps is not None:
@@ -100,9 +87,7 @@ class Generation:
     def weights(self, tick: Tick, kept: tuple[int, ...]) -> Sequence[Weights]:
         """Those of a skipped step: for each of the passes that make up the batch, or of all of them.
 
-        Args:
-            tick: the place of the call.
-            kept: the last computed steps, the latest first.
+        `kept` are the last computed steps, the latest first.
         """
         learned = self.learned_weights(tick, kept)
         return [prior.predicted(self.levels, kept, tick.step)] if learned is None else learned

@@ -106,12 +106,7 @@ class History:
         self.samples = tuple(each.detach().clone() for each in seen.samples) if keep_samples else ()
 
     def predict(self, weights: Sequence[Weights], seen: Seen) -> Any:
-        """What the denoiser would return.
-
-        Args:
-            weights: for each of the passes that make up the batch; or of all of them.
-            seen: the call.
-        """
+        """What the denoiser would return. The weights are for each of the passes that make up the batch, or for all."""
         outputs = list(self.kept.values())
         latest = outputs[0]
         sources, last_sources = pair(latest, seen.samples), pair(latest, self.samples)

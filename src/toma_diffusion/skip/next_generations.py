@@ -21,13 +21,7 @@ from toma_diffusion.skip.schedule import lists_of
 class NextGenerations(Recorder):
     """Learns from the next generations while they are used: they run whole, and the closed form follows.
 
-    It never raises: what stands in the way is told.
-
-    Args:
-        skippers: of the denoisers of one pipeline.
-        count: how many generations.
-        wanted: what says how many steps are computed: one for every number to learn.
-        when_done: gets what was learned, or why nothing was.
+    It never raises: `when_done` gets what was learned, or why nothing was. The other arguments are those of `Learning`.
     """
 
     def __init__(

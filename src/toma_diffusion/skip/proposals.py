@@ -36,12 +36,7 @@ class Found:
 
 
 class Proposals:
-    """Proposals from recorded generations.
-
-    Args:
-        fit: of those generations.
-        required: steps that must be computed.
-    """
+    """Proposals from recorded generations. Every one computes the `required` steps."""
 
     def __init__(self, fit: Fit, required: Sequence[int]) -> None:
         self.fit, self.required = fit, required

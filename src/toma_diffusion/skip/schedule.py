@@ -46,12 +46,7 @@ def computed_steps(skip: Skip, num_steps: int, levels: Levels | None = None) -> 
 
 
 def spread(count: int, levels: Sequence[float]) -> tuple[int, ...]:
-    """So many steps, nearly evenly spaced in the logarithm of signal to noise, after the first.
-
-    Args:
-        count: how many.
-        levels: the logarithm by step, rising.
-    """
+    """So many steps, nearly evenly spaced in these logarithms of signal to noise, which rise, after the first."""
     clipped = [max(NOISIEST, min(level, CLEAREST)) for level in levels]
     chosen, start = [0], clipped[min(1, len(levels) - 1)]  # the first step is often noise alone, infinitely far off
     last = clipped[-1] - TAIL * (clipped[-1] - start) / max(1.0, count - 2 + TAIL)
@@ -76,14 +71,7 @@ def spread_by_index(count: int, num_steps: int) -> tuple[int, ...]:
 def lists_of(
     wanted: Sequence[BySteps], num_steps: int, required: Sequence[int], levels: Levels | None
 ) -> dict[int, tuple[int, ...]]:
-    """The steps that learning begins with, by their number, most first.
-
-    Args:
-        wanted: what says how many steps are computed, or which.
-        num_steps: of the generations that are learned from.
-        required: steps that must be computed.
-        levels: the noise levels.
-    """
+    """The steps that learning begins with, by their number, most first. `wanted` says how many, or which."""
     found: dict[int, tuple[int, ...]] = {}
     skips = [skip for by_steps in wanted if (skip := by_steps(num_steps)) is not None]
     for skip in sorted(skips, key=lambda each: isinstance(each.computed, tuple)):  # lists of one's own count most
