@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from toma_diffusion.engine.clock import Tick
 from toma_diffusion.errors import UsageError
-from toma_diffusion.skip import prior
 from toma_diffusion.skip.history import Seen, pair, take_apart, trimmed
 from toma_diffusion.skip.learned import Learned, LearnedSteps, Weights
 from toma_diffusion.skip.levels import Levels
+from toma_diffusion.skip.prior import predicted
 
 if TYPE_CHECKING:
     from toma_diffusion.skip.denoiser import Skipper
@@ -157,7 +157,7 @@ class About:
         return cls(name, *trajectory.kind, generation.levels, generation.scheduler, generation.guidance)
 
     def prior(self, history: Sequence[int], step: int) -> Weights:
-        return prior.predicted(self.levels, history, step)
+        return predicted(self.levels, history, step)
 
     def learned(self, steps: Sequence[LearnedSteps]) -> Learned:
         return Learned(
