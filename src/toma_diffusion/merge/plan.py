@@ -299,7 +299,6 @@ class MergePlan(Plan):
         return self.assignment.unmerge(merged, residual)
 
     def gather(self, table: Tensor, dim: int = 0) -> Tensor:
-        """The destinations' rows of a table with one row per grid position, such as RoPE."""
         if table.shape[dim] != self.grid.num_tokens:
             where = f" in dimension {dim}" if dim else ""
             raise ValueError(
