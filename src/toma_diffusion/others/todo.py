@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -120,11 +120,8 @@ class DownsamplePlan(Plan):
         grid: Grid,
         *,
         factor: int,
-        batch_size: int,
-        parts: int = 1,
-        dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        joint: bool = False,
+        **others: Any,  # which all plans get, and this one does not need
     ) -> None:
         self.grid = grid
         self.factor = factor

@@ -82,11 +82,9 @@ class Solver:
 
 
 class Fit:
-    """Generations that were recorded, and the weights that follow from them.
+    """Recorded generations of which every step was computed, and the weights that follow from them.
 
-    Args:
-        teachers: generations of which every step was computed.
-        prior: what is used where nothing was learned; weights are shrunk towards it.
+    Weights are shrunk towards the prior.
     """
 
     def __init__(self, teachers: Sequence[Trajectory], prior: Prior) -> None:
@@ -98,18 +96,12 @@ class Fit:
         self.solvers.append(last or self.solvers[-1])  # what returns pictures does not say what the last step made
 
     def weights(
-        self,
-        computed: Sequence[int],
-        students: Vectors | None = None,
-        shrink: float = SHRINK,
+        self, computed: Sequence[int], students: Vectors | None = None, shrink: float = SHRINK
     ) -> dict[int, tuple[Weights, ...]]:
         """The weights of all steps that are not computed, for every pass.
 
-        Args:
-            computed: the steps that are.
-            students: the same generations with these skipped steps, if they were made: weights are then fitted to the
-                samples and outputs that such generations really have.
-            shrink: how strongly weights are kept to the prior.
+        If the same generations were made with these skipped steps (`students`), weights are fitted to the samples and
+        outputs that such generations really have.
         """
         vectors, kind = (self.vectors, "teacher") if students is None else (students, "student")
         found: dict[int, tuple[Weights, ...]] = {}
@@ -200,11 +192,8 @@ class Fit:
 class _Run:
     """A computed step and the skipped ones after it: how far samples and outputs are from those of the teachers.
 
-    Args:
-        of: what is fitted.
-        vectors: of the generations.
-        kind: those that the run goes through: of the teachers, or of students.
-        history: the last computed steps, the latest first.
+    It goes through the generations of one `kind`, teachers or students. `history` are the last computed steps, the
+    latest first.
     """
 
     def __init__(self, of: Fit, vectors: Vectors, kind: str, history: Sequence[int]) -> None:

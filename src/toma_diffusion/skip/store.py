@@ -35,12 +35,7 @@ class NoStore:
 
 
 class FolderStore:
-    """Keeps it in a folder, a file for every name.
-
-    Args:
-        folder: is made if there is none.
-        settings: what the values belong to. A folder with values of other settings is refused.
-    """
+    """Keeps it in a folder, a file for every name. A folder with values of other settings is refused."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder, path = folder, folder / SETTINGS

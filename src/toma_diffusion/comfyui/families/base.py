@@ -30,9 +30,8 @@ class ComfyFamily(Family):
 def block_builder(width: str, **facts: Any) -> Callable[[Any, str, str], Block]:
     """For a `Stack`: makes a `Block` of a module, its name and its kind.
 
-    Args:
-        width: the attribute of the module that holds the channels of its tokens.
-        facts: what all blocks of the stack have in common.
+    `width` is the attribute of the module that holds the channels of its tokens; all blocks of the stack have the
+    `facts` in common.
     """
     return lambda module, name, kind: Block(name=name, module=module, kind=kind, width=getattr(module, width), **facts)
 
