@@ -99,6 +99,10 @@ class Multiplications(NamedTuple):
     """Selecting destinations, averaged over the schedule. Counted once per plan, like the weights."""
     weights: float
 
+    @property
+    def planning(self) -> float:
+        return self.selection + self.weights
+
 
 class MergePlan(Plan):
     """Destinations for a batch of token grids, and the assignment of all tokens to them.

@@ -152,5 +152,5 @@ def _multiplications(records: list[BlockRecord], state: MergeState) -> tuple[flo
     for slot in state.slots:  # blocks of one slot share the cost of its plan
         width = next(record.width for record in records if record.kind == slot.kind)
         cost = None if slot.plan is None else slot.plan.multiplications(width)
-        after += 0.0 if cost is None else cost.selection + cost.weights
+        after += 0.0 if cost is None else cost.planning
     return (before, after) if before else (None, None)
