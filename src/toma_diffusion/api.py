@@ -116,7 +116,6 @@ def apply_toma(pipe: Any, variant: str = "toma-stage", *, ratio: float | None = 
     Returns:
         A handle.
     """
-
     if variant in presets.PRESETS:
         raise UsageError(f"{variant!r} is a preset, which merges nothing by itself: call speed_up(pipe, {variant!r}).")
     if variant in METHODS:

@@ -11,7 +11,6 @@ from toma_diffusion.errors import UsageError
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a number; True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -32,19 +31,16 @@ def check_integer(name: str, value: object, *, minimum: int | None = None) -> in
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise if `value` is not True or False."""
     if not isinstance(value, bool):
         raise UsageError(f"{name}={value!r} is not allowed: it must be True or False.")
 
 
 def check_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raise if `value` is none of the names allowed."""
     if value not in allowed:
         raise UsageError(f"{name}={value!r} is not known: {listed(allowed)}.{hint(value, allowed)}")
 
 
 def check_sequence(name: str, value: object, rule: str) -> tuple[Any, ...]:
-    """`value` as a tuple, if it is a tuple or a list."""
     if not isinstance(value, (tuple, list)):
         raise UsageError(f"{name}={value!r} must be a tuple: {rule}.")
     return tuple(value)
@@ -62,7 +58,6 @@ def quoted(names: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """`use one of …`, for error messages."""
     return f"use one of {quoted(names)}"
 
 

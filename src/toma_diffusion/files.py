@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +36,6 @@ def check_writable(path: Path) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """What is wrong, with the path that it is wrong with."""
     return f"{error.strerror}: {str(error.filename)!r}" if error.strerror and error.filename else str(error)
 
 
@@ -79,6 +79,21 @@ def append_line(path: Path, line: str) -> None:
             if file.write(content) != len(content):  # a full disk takes a part without an error
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             os.fsync(file.fileno())
+
+
+def read_json(path: str | Path, what: str, writer: str) -> Any:
+    """What a file holds. `what` names it in errors, `writer` says what wrote such files.
+
+    Raises:
+        UsageError: It cannot be read, or is not JSON.
+    """
+    advice = f"give a file that {writer} wrote."
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{what} cannot be read ({error.strerror}): {advice}") from error
+    except ValueError as error:
+        raise UsageError(f"{what} is not JSON ({error}): {advice}") from error
 
 
 @contextmanager

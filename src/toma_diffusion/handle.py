@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from toma_diffusion.checks import check_integer
 from toma_diffusion.engine.clock import StepCounter
 from toma_diffusion.engine.compile import compile_denoiser
 from toma_diffusion.engine.install import RootHook, find_denoisers, find_root, uninstall
 from toma_diffusion.errors import UsageError
 from toma_diffusion.files import replacing
-from toma_diffusion.presets import PRESETS, Preset
+from toma_diffusion.presets import PRESETS, Chosen
 from toma_diffusion.skip.config import Always, BySteps, Skip
 from toma_diffusion.skip.denoiser import Skipper
 from toma_diffusion.skip.learned import Learned
@@ -232,10 +233,8 @@ class Handle:
         from toma_diffusion.skip.learning import FEWEST
         from toma_diffusion.skip.next_generations import NextGenerations
 
-        if isinstance(count, bool) or not isinstance(count, int) or count < FEWEST:
-            raise UsageError(f"count={count!r} is not allowed: it must be a whole number of {FEWEST} or more.")
+        count = check_integer("count", count, minimum=FEWEST)
         skippers = self._skippers()
-
         reference, wanted = weakref.ref(self), [each for _, each in self._wanted(computed)]
 
         def when_done(learned: Learned | None, why: str) -> None:
@@ -291,7 +290,6 @@ class Handle:
         return f"Handle({', '.join(type(model).__name__ for model in self.models)}, {what})"
 
     def _skippers(self) -> list[Skipper]:
-        """Of the denoisers. Raises `UsageError` if no steps are skipped."""
         found = [root.outermost for root in self._roots().values()]
         skippers = [each for each in found if isinstance(each, Skipper)]
         if not skippers:
@@ -327,7 +325,7 @@ class Handle:
             if not given:
                 raise UsageError("computed=[] is empty: give numbers of computed steps, or leave it out.")
             return [(str(each), Always(Skip(computed=each))) for each in given]
-        presets: list[tuple[str, BySteps]] = [(name, SkipOf(preset)) for name, preset in PRESETS.items()]
+        presets: list[tuple[str, BySteps]] = [(name, Chosen(preset).skips_in) for name, preset in PRESETS.items()]
         return [*presets, ("its own", self._skippers()[0].by_steps)]
 
     def _use(self, learned: Learned, computed: Computed, refused: Collection[int] = ()) -> None:
@@ -355,22 +353,10 @@ class Handle:
         return next(iter(self._roots().values())).session.steps
 
     def _roots(self) -> dict[nn.Module, RootHook]:
-        """Of the denoisers from which it was not removed."""
         roots = {model: root for model in self.models if (root := find_root(model)) is not None}
         if not roots:
             raise RuntimeError("this handle was removed from its model: call speed_up again for a new one.")
         return roots
-
-
-@dataclass(frozen=True)
-class SkipOf:
-    """What a preset skips."""
-
-    preset: Preset
-
-    def __call__(self, num_steps: int | None) -> Skip | None:
-        """In a generation of so many steps."""
-        return None if num_steps is None else self.preset(num_steps).skip
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from toma_diffusion.checks import hint, listed
+from toma_diffusion.engine.clock import steps_unknown
 from toma_diffusion.errors import UsageError
 from toma_diffusion.merge.base import Merging
 from toma_diffusion.merge.variants import LATE
@@ -59,7 +60,6 @@ def _skipping(share: float, num_steps: int, fewest: int) -> Settings:
 
 
 def named(name: str) -> Preset:
-    """The preset of that name."""
     if name not in PRESETS:
         raise UsageError(f"preset={name!r} is not known: {listed(PRESETS)}.{hint(name, PRESETS)}")
     return PRESETS[name]
@@ -125,9 +125,5 @@ class Chosen:
         if self.preset is None:
             return Settings()
         if num_steps is None:
-            raise RuntimeError(
-                "what a preset does depends on the number of steps, which is not known here. Call "
-                "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
-                "a pipeline, or pass merge=Merge(…) or skip=Skip(computed=(0, …))."
-            )
+            raise steps_unknown("what a preset does depends on", "pass merge=Merge(…) or skip=Skip(computed=(0, …))")
         return self.preset(num_steps)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from toma_diffusion.errors import UsageError
-from toma_diffusion.files import replacing
+from toma_diffusion.files import read_json, replacing
 from toma_diffusion.merge.base import Merging
 from toma_diffusion.others import method_of, settings_class
 from toma_diffusion.presets import Chosen, named
@@ -64,14 +64,7 @@ class Tuned:
     @classmethod
     def read(cls, path: str | Path) -> Tuned:
         """From a file. Raises `UsageError` if it is none of ours."""
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(
-                f"{str(path)!r} cannot be read ({error.strerror}): give a file that `toma tune` wrote."
-            ) from error
-        except ValueError as error:
-            raise UsageError(f"{str(path)!r} is not JSON ({error}): give a file that `toma tune` wrote.") from error
+        values = read_json(path, repr(str(path)), "`toma tune`")
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             held = values.get("format") if isinstance(values, dict) else None
             raise UsageError(
@@ -94,7 +87,6 @@ class Tuned:
             raise UsageError(f"{str(path)!r} is not complete ({error!r}): run `toma tune` again.") from error
 
     def write(self, path: Path) -> None:
-        """Replace the file."""
         values = {
             "format": FORMAT,
             "model_class": self.model_class,

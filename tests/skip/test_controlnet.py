@@ -26,8 +26,8 @@ from tiny_pipelines import denoiser, flux_pipeline, quiet, sd15_pipeline
 from tiny_pipelines import run as run_pipeline
 from torch import Tensor, nn
 
+from toma_diffusion.engine.compile import CALL
 from toma_diffusion.skip import controlnet
-from toma_diffusion.skip.front import CALL
 
 Make = Callable[[], tuple[DiffusionPipeline, dict[str, Any]]]
 PICTURE = {"image": torch.rand(1, 3, 128, 128), "height": 128, "width": 128}

@@ -11,7 +11,7 @@ from toma_diffusion import presets
 from toma_diffusion.comfyui import upstream
 from toma_diffusion.comfyui.families import find_comfy_family
 from toma_diffusion.comfyui.sampling import Acceleration
-from toma_diffusion.merge.variants import VARIANTS, variant
+from toma_diffusion.merge import variants
 from toma_diffusion.presets import Chosen
 from toma_diffusion.skip.config import Skip
 
@@ -21,7 +21,6 @@ FASTEST = "toma-stage"
 
 
 def fraction(default: float, least: float, most: float, tooltip: str) -> tuple[str, dict[str, Any]]:
-    """An input for a share of something."""
     return "FLOAT", {"default": default, "min": least, "max": most, "step": 0.05, "tooltip": tooltip}
 
 
@@ -51,7 +50,6 @@ class Node(ABC):
         return {"required": cls.INPUTS, "hidden": {"unique_id": "UNIQUE_ID"}}
 
     def run(self, unique_id: str | None = None, **inputs: Any) -> dict[str, Any]:
-        """What ComfyUI calls."""
         output, text = self.make(**inputs)
         upstream.show(text, unique_id)
         return {"ui": {"text": (text,)}, "result": (output,)}
@@ -101,7 +99,7 @@ class MergeTokens(Node):
     INPUTS: ClassVar = {
         "model": MODEL,
         "variant": choice(
-            VARIANTS,
+            variants.VARIANTS,
             FASTEST,
             f"{FASTEST} is the fastest, toma-late the closest to the original; others are the paper's.",
         ),
@@ -123,7 +121,12 @@ class MergeTokens(Node):
     }
 
     def make(self, model: Any, variant: str, ratio: float, start: float, end: float) -> tuple[Any, str]:
-        return faster(model, merge=merging(model, variant, ratio, start, end))
+        denoiser = upstream.denoiser_of(model)
+        is_transformer = find_comfy_family(denoiser).skip_blocks(denoiser) is not None
+        settings = variants.variant(variant, ratio, selects_every_step=is_transformer)
+        first, last = settings.window
+        window = (first if start < 0 else start, last if end < 0 else end)
+        return faster(model, merge=settings.changed({"window": window}))
 
 
 class Report(Node):
@@ -163,12 +166,3 @@ def faster(model: Any, **choices: Any) -> tuple[Any, str]:
     clone = model.clone()
     acceleration.put(clone)
     return clone, text
-
-
-def merging(model: Any, name: str, ratio: float, start: float, end: float) -> Any:
-    """The settings of a variant, with another window if one is given."""
-    denoiser = upstream.denoiser_of(model)
-    is_transformer = find_comfy_family(denoiser).skip_blocks(denoiser) is not None
-    settings = variant(name, ratio, selects_every_step=is_transformer)
-    first, last = settings.window
-    return settings.changed({"window": (first if start < 0 else start, last if end < 0 else end)})

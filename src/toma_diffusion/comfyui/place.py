@@ -60,7 +60,6 @@ class PlaceReader:
         """How often conditionings were passed in this step."""
 
     def begin_evaluation(self) -> None:
-        """The sampler evaluates the model: the next calls are passes of one evaluation."""
         self.passes = set()
         self._begins_evaluation = True
 
@@ -101,7 +100,6 @@ def missing(options: Options) -> list[str]:
 
 
 def num_steps(levels: Sized) -> int:
-    """Steps of a schedule; its last level is where it ends."""
     return max(1, len(levels) - 1)
 
 

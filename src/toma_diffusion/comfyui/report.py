@@ -27,7 +27,6 @@ class StepTimes:
     """Of the step that is running."""
 
     def begin_step(self) -> None:
-        """The next step begins now."""
         self.end()
         self._began = time.perf_counter()
 
@@ -40,13 +39,11 @@ class StepTimes:
         self._kind = None
 
     def end(self) -> None:
-        """The running step has ended."""
         if self._kind is not None:
             self.steps.append((self._kind, time.perf_counter() - self._began))
         self._kind = None
 
     def lines(self) -> list[str]:
-        """The times, and how much they save."""
         counts = {kind: sum(each == kind for each, _ in self.steps) for kind in KINDS}
         counted = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
         means = {}

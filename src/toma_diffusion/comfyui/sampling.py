@@ -7,8 +7,7 @@ it ends, also by an interrupt. While they are in, calls that another clone makes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -45,7 +44,6 @@ class Acceleration:
         """While the clone samples."""
 
     def put(self, patcher: Any) -> None:
-        """Accelerate a clone from now on."""
         upstream.wrap_sampling(patcher, self, self.evaluate)
 
     def check(self, patcher: Any) -> str:
@@ -67,7 +65,6 @@ class Acceleration:
         return None
 
     def handle(self, patcher: Any) -> Handle:
-        """Put the hooks in."""
         model = upstream.denoiser_of(patcher)
         return speed_up_model(find_comfy_family(model), model, self.chosen)
 
@@ -79,28 +76,25 @@ class Acceleration:
             self.last = f"Not accelerated: {obstacle}."
             logger.warning("ToMA: not accelerated: %s", obstacle)
             return executor(*args, **kwargs)
-        with self._hooks(patcher, upstream.sampler_name(args, kwargs)):
-            return executor(*args, **kwargs)
+        with self.handle(patcher) as handle:
+            sampler = upstream.sampler_name(args, kwargs)
+            calls = Calls(self, handle, patcher.get_model_object("model_sampling"), sampler)
+            interrupted = True
+            try:
+                calls.put()
+                self._running = calls
+                result = executor(*args, **kwargs)
+                interrupted = False
+            finally:
+                self._running = None
+                self.last = calls.report(interrupted)
+        return result
 
     def evaluate(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """Wrapper of an evaluation by the sampler (`PREDICT_NOISE`): all passes over the model that make one result."""
         if self._running is None:
             return executor(*args, **kwargs)
         return self._running.evaluate(partial(executor, *args, **kwargs))
-
-    @contextmanager
-    def _hooks(self, patcher: Any, sampler: str) -> Iterator[None]:
-        with self.handle(patcher) as handle:
-            calls = Calls(self, handle, patcher.get_model_object("model_sampling"), sampler)
-            interrupted = True
-            try:
-                calls.put()
-                self._running = calls
-                yield
-                interrupted = False
-            finally:
-                self._running = None
-                self.last = calls.report(interrupted)
 
 
 @dataclass(eq=False)
@@ -166,7 +160,6 @@ class Calls(Hook):
         return result
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
-        """Before the call."""
         self._note_last()
         options = transformer_options(Given(self.names, args, kwargs))
         reason = self._reason_to_leave_whole(options)
@@ -181,7 +174,6 @@ class Calls(Hook):
         self._step, self._awaits_note = place.step, True
 
     def report(self, interrupted: bool) -> Report:
-        """What happened."""
         self._note_last()
         self.times.end()
         self.session.enabled = True  # whatever the last call was
@@ -214,7 +206,6 @@ class Calls(Hook):
         return None
 
     def _note_last(self) -> None:
-        """Note what the last call did."""
         if not self._awaits_note:
             return
         self._awaits_note = False

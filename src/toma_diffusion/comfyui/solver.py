@@ -51,13 +51,7 @@ then the image alone is the same over skipped steps."""
 
 
 def read_levels(model_sampling: Any, sigmas: Sequence[float], sampler: str) -> Levels | None:
-    """The noise levels of the steps from every one of `sigmas` to the next. None if they are not known.
-
-    Args:
-        model_sampling: ComfyUI's, of the model that samples.
-        sigmas: of the sampling; the last is where it ends.
-        sampler: its name.
-    """
+    """The noise levels of the steps from every one of `sigmas` to the next. None if they are not known."""
     classes = (each.__name__ for each in type(model_sampling).__mro__)
     name = next((each for each in classes if each in PREDICTIONS), None)
     if name is None or not all(map(math.isfinite, sigmas)):

@@ -45,7 +45,6 @@ def wrap_sampling(patcher: Any, sampling: Any, evaluation: Any) -> None:
 
 
 def wrapper_of(patcher: Any) -> Any:
-    """Our wrapper of samplings with a clone, or None."""
     return wrapper_in(getattr(patcher, "wrappers", None))
 
 

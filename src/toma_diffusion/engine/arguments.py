@@ -39,12 +39,10 @@ class Given:
 
     @property
     def tokens(self) -> Tensor:
-        """The first argument."""
         tokens: Tensor = self.args[0] if self.args else self.kwargs[self._first]
         return tokens
 
     def with_tokens(self, tokens: Tensor) -> Given:
-        """The same with another first argument."""
         if self.args:
             return Given(self.names, (tokens, *self.args[1:]), self.kwargs)
         return Given(self.names, self.args, {**self.kwargs, self._first: tokens})

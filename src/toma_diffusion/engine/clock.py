@@ -27,6 +27,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from toma_diffusion.checks import check_integer
 from toma_diffusion.errors import UsageError
 
 DENOISERS = ("unet", "transformer", "transformer_2", "transformer_ref")
@@ -37,6 +38,14 @@ _generations = itertools.count(1)
 MOST_PASSES = 1000
 """More passes over one step than any loop makes, such as the tiles of a large picture. Beyond this, a loop without a
 pipeline is assumed that always uses one timestep."""
+
+
+def steps_unknown(what: str, instead: str) -> RuntimeError:
+    """The error to raise where a setting needs the number of steps. `instead` says what else can be done."""
+    return RuntimeError(
+        f"{what} the number of steps, which is not known here. Call handle.begin(num_steps) before a generation and "
+        f"handle.step(i) before each step, run the model inside a pipeline, or {instead}."
+    )
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,8 @@ class StepCounter:
     def __init__(self, pipeline: Any = None) -> None:
         self._pipeline = weakref.ref(pipeline) if pipeline is not None else None
         self._timesteps = Identity(None)
-        self._generation = 0
+        self.generation = 0
+        """The number of the generation in progress."""
         self.reset()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -87,7 +97,6 @@ class StepCounter:
 
     @property
     def scheduler(self) -> Any:
-        """The one of the last call's generation, if it is known."""
         if self._given_num_steps is not None:
             return self._given_scheduler
         return None if self._read_scheduler is None else self._read_scheduler()
@@ -103,19 +112,13 @@ class StepCounter:
         return None if self._pipeline is None else self._pipeline()
 
     @property
-    def generation(self) -> int:
-        """The number of the generation in progress."""
-        return self._generation
-
-    @property
     def has_pass(self) -> bool:
         """Whether the user says which pass over the step a call is."""
         return self._given_pass is not None
 
     def begin(self, num_steps: int, scheduler: Any = None) -> None:
         """The next call begins a generation of so many steps, with the noise levels of that scheduler."""
-        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-            raise UsageError(f"num_steps={num_steps!r} is not allowed: it must be a whole number of 1 or more.")
+        num_steps = check_integer("num_steps", num_steps, minimum=1)
         self.reset()
         self._given_num_steps, self._given_scheduler = num_steps, scheduler
 
@@ -129,9 +132,10 @@ class StepCounter:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0 or (most is not None and step >= most):
             allowed = "0 or more" if most is None else f"from 0 to {most - 1} after begin({most})"
             raise UsageError(f"step={step!r} is not allowed: it must be a whole number, {allowed}.")
-        for name, value, least in (("pass_index", pass_index, 0), ("parts", parts, 1)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise UsageError(f"{name}={value!r} is not allowed: it must be a whole number of {least} or more.")
+        if pass_index is not None:
+            pass_index = check_integer("pass_index", pass_index, minimum=0)
+        if parts is not None:
+            parts = check_integer("parts", parts, minimum=1)
         repeats = pass_index is not None and step == self._given_step
         if not repeats and (step == 0 or self._given_step is None or step < self._given_step):
             self._restart()
@@ -293,8 +297,8 @@ class StepCounter:
         pass_index = len(self._passes) - 1
         first = next(index for index, (known, _, _) in enumerate(self._passes) if known.holds(sample))
         if self._begins:
-            self._generation, self._begins = next(_generations), False
-        return Tick(self._step, num_steps, pass_index, first, self._parts, is_exact, self._generation)
+            self.generation, self._begins = next(_generations), False
+        return Tick(self._step, num_steps, pass_index, first, self._parts, is_exact, self.generation)
 
 
 @dataclass(frozen=True)
@@ -307,7 +311,6 @@ class Running:
 
     @property
     def guidance(self) -> float | None:
-        """Its guidance scale, if it has one."""
         value = getattr(self.pipeline, "guidance_scale", None)
         if value is None:
             value = getattr(
@@ -386,10 +389,8 @@ class Identity:
         self._reference = None if value is None else weakref.ref(value)
 
     def holds(self, value: Any) -> bool:
-        """Whether `value` is that very object."""
         return value is None if self._reference is None else value is not None and self._reference() is value
 
     @property
     def is_gone(self) -> bool:
-        """Whether the object no longer exists."""
         return self._reference is not None and self._reference() is None

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
+from toma_diffusion.checks import check_one_of
 from toma_diffusion.engine import upstream
 from toma_diffusion.engine.arguments import Arguments, Keywords
 from toma_diffusion.engine.hooks import Hook, remove_hooks
-from toma_diffusion.errors import UsageError
 
 MODES = ("blocks", "whole", "graphs")
 CALL = "_compiled_call_impl"
@@ -40,14 +41,14 @@ class BeginReplay(Hook):
 
 @dataclass(eq=False)
 class KeepOutput(Hook):
-    """Forward hook of a captured denoiser: copies the output, because the next replay writes to the same memory."""
+    """Forward hook of a captured denoiser: copies the output, because the next replay writes to the same memory.
+
+    It has a few hundred KiB.
+    """
 
     before = False
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
-        """A copy of the output, a few hundred KiB."""
-        from torch.utils import _pytree
-
         return _pytree.tree_map_only(Tensor, torch.clone, output)
 
 
@@ -128,7 +129,6 @@ class Compiled:
     """The modules that were compiled, and what the user had compiled of them before."""
 
     def undo(self, model: nn.Module) -> None:
-        """Run the model as it was before."""
         for reference, call in self.before:
             module = reference()
             if module is None:
@@ -158,8 +158,7 @@ def compile_denoiser(
         has_hooks: whether tokens are merged in it.
         options: passed to `torch.compile`.
     """
-    if mode not in MODES:
-        raise UsageError(f"mode={mode!r} is not known: use one of {', '.join(map(repr, MODES))}.")
+    check_one_of("mode", mode, MODES)
     _once(_keep_hooks_out)
     obstacle = obstacle or _no_graphs(model)
     if mode == "graphs" and obstacle is not None:

@@ -41,7 +41,6 @@ class Placement:
         self._may_move = self.name is not None and hasattr(self.module, "weight")  # a single layer, wrapped or not
 
     def put(self) -> None:
-        """Register the hook."""
         if self.hook.before:
             self.module.register_forward_pre_hook(self.hook, with_kwargs=True)  # type: ignore[arg-type]
         else:

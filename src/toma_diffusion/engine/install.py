@@ -65,7 +65,6 @@ class RootHook(Hook):
     """What `handle.compile` did, so that `remove` can undo it."""
 
     def forget(self) -> None:
-        """Forget all choices and outputs."""
         for technique in self.session.techniques:
             technique.forget()
 
@@ -74,7 +73,6 @@ class RootHook(Hook):
         hold_compiler(self, _keep_root_out)  # a pickled model may be loaded in a process that has not compiled yet
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
-        """Forward pre-hook of the denoiser."""
         if self.outermost is not None and not self.outermost.is_in_place:  # a copy, or the user has compiled the model
             self.outermost.put()
             self.outermost.join(args, kwargs)
@@ -98,7 +96,6 @@ def refuse_export(model: nn.Module) -> None:
 
 
 def install(roots: Mapping[nn.Module, RootHook]) -> None:
-    """Register the hooks of every model and its modules."""
     for model, root in roots.items():
         hold_compiler(root, _keep_root_out)
         for placement in [Placement(model, None, root), *root.placements]:

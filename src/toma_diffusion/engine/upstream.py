@@ -10,7 +10,6 @@ from torch import nn
 
 
 def unwrap_compiled(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile(module)`."""
     inner = getattr(model, "_orig_mod", None)
     return inner if isinstance(inner, nn.Module) else model
 

@@ -16,9 +16,8 @@ from toma_diffusion.families.base import (
     Stack,
     adds_residuals,
     around,
-    first_blocks,
 )
-from toma_diffusion.families.builders import cross_block, joint_block, sequence_block, single_block, unet_block
+from toma_diffusion.families.builders import cross_block, joint_block, sequence_block, single_block, site, unet_block
 from toma_diffusion.families.chroma import Chroma
 from toma_diffusion.families.cogvideox import CogVideoX
 from toma_diffusion.families.flux import Flux
@@ -73,7 +72,6 @@ __all__ = [
     "around",
     "cross_block",
     "find_family",
-    "first_blocks",
     "from_table",
     "grid_from_ids",
     "grid_from_shapes",
@@ -85,7 +83,7 @@ __all__ = [
     "sequence_block",
     "shift_and_scale",
     "single_block",
-    "supported",
+    "site",
     "unet_block",
     "unsupported",
     "video_from_ids",
@@ -124,7 +122,6 @@ def register_family(family: type[Family]) -> type[Family]:
 
 
 def find_family(model: nn.Module) -> Family | None:
-    """The family of `model`, as an object of its own; None if it is not supported."""
     return next((found for family in FAMILIES if (found := family()).matches(model)), None)
 
 
@@ -132,9 +129,5 @@ def unsupported(model: nn.Module) -> UsageError:
     """The error to raise for a model of another family."""
     reason = reason_to_refuse(model)
     why = f": {reason}" if reason else ""
-    return UsageError(f"{type(model).__name__} is not supported{why}. Supported are: {supported()}.")
-
-
-def supported() -> str:
-    """The supported families, for error messages."""
-    return "; ".join(family.supports for family in FAMILIES)
+    supported = "; ".join(family.supports for family in FAMILIES)
+    return UsageError(f"{type(model).__name__} is not supported{why}. Supported are: {supported}.")

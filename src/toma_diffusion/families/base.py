@@ -35,11 +35,9 @@ class Stack:
     """How many of its blocks, from the first, are not merged by default: a share of them, or from 1 on their number."""
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
-        """In the model."""
         return list(model.get_submodule(self.name).children())
 
     def blocks(self, model: nn.Module) -> list[Block]:
-        """The same as blocks."""
         return [
             self.build(module, f"{self.name}.{index}", self.kind) for index, module in enumerate(self.modules(model))
         ]
@@ -63,7 +61,6 @@ class Family(ABC):
         self.ids = IdReader(grid_from_ids)
 
     def matches(self, model: nn.Module) -> bool:
-        """Whether `model` is of this family."""
         return bool(self.model_class) and upstream.is_instance(model, self.model_class)
 
     def obstacle(self, model: Any) -> str | None:
@@ -100,10 +97,19 @@ class Family(ABC):
 
     def skip_blocks(self, model: nn.Module) -> tuple[int, ...] | None:
         """The blocks that are left whole unless the user says which, by their indices. None: the family does not mind.
-        Default: the first ones of every stack with `left_whole`."""
+
+        Default: the first ones of every stack with `left_whole`. In them text and image are combined. The paper leaves
+        the first quarter of the joint and the first eighth of the single blocks of Flux.1 whole.
+        """
         if not any(stack.left_whole for stack in self.stacks):
             return None
-        return first_blocks(*((len(stack.modules(model)), stack.left_whole) for stack in self.stacks))
+        found: list[int] = []
+        start = 0
+        for stack in self.stacks:
+            count, whole = len(stack.modules(model)), stack.left_whole
+            found += range(start, start + min(count, round(whole * count if whole < 1 else whole)))
+            start += count
+        return tuple(found)
 
 
 def around(
@@ -127,19 +133,3 @@ def adds_residuals(given: Given, *names: str) -> str | None:
     """The reason to merge block by block if one of these arguments of the model holds residuals of a ControlNet."""
     controlled = any(given[name] is not None for name in names)
     return "a ControlNet adds its residuals after every block" if controlled else None
-
-
-def first_blocks(*stacks: tuple[int, float]) -> tuple[int, ...]:
-    """The first blocks of every stack of a large transformer. In them text and image are combined.
-
-    The paper leaves the first quarter of the joint and the first eighth of the single blocks of Flux.1 whole.
-
-    Args:
-        stacks: for each its number of blocks, and how many are meant: a share of them, or from 1 on their number.
-    """
-    found: list[int] = []
-    start = 0
-    for count, whole in stacks:
-        found += range(start, start + min(count, round(whole * count if whole < 1 else whole)))
-        start += count
-    return tuple(found)

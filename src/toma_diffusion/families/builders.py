@@ -38,8 +38,8 @@ def joint_block(
         stream: which of the block's outputs is the image.
         image_outputs: which outputs of attention are of the image.
     """
-    sites = [_site("attn", name, *per_token, streams=image_outputs) for name in attention]
-    return _builder(normalize, per_token, *sites, _site("ff", feed_forward), stream=stream)
+    sites = [site("attn", name, *per_token, streams=image_outputs) for name in attention]
+    return _builder(normalize, per_token, *sites, site("ff", feed_forward), stream=stream)
 
 
 def sequence_block(
@@ -53,7 +53,7 @@ def sequence_block(
     if feed_forward is None:
         both = SiteSpec(attention, frozenset({"attn", "ff"}), around(attention, *per_token))
         return _builder(normalize, per_token, both)
-    return _builder(normalize, per_token, _site("attn", attention, *per_token), _site("ff", feed_forward))
+    return _builder(normalize, per_token, site("attn", attention, *per_token), site("ff", feed_forward))
 
 
 def single_block(
@@ -64,7 +64,15 @@ def single_block(
     Args:
         stream: which of the block's outputs is the image; None if it returns one tensor.
     """
-    both = SiteSpec("norm…proj_out", frozenset({"attn", "ff"}), _from_norm_to_projection(per_token))
+
+    def hooks(site: Site) -> list[tuple[str, Hook]]:  # gate and residual are not merged
+        return [
+            ("norm", MergeOutput(site)),
+            ("attn", GatherRows(site, per_token)),
+            ("proj_out", UnmergeOutput(site)),
+        ]
+
+    both = SiteSpec("norm…proj_out", frozenset({"attn", "ff"}), hooks)
     return _builder(normalize, per_token, both, stream=stream, writes_in_place=writes_in_place)
 
 
@@ -83,8 +91,8 @@ def cross_block(
         per_query: the arguments of cross-attention with a row for every token of the image.
         stream: which of the block's outputs is the image; None if it returns one tensor.
     """
-    crossing = [_site("cross_attn", name, *per_query) for name in cross_attention]
-    sites = (_site("attn", attention, *per_token), *crossing, _site("ff", feed_forward))
+    crossing = [site("cross_attn", name, *per_query) for name in cross_attention]
+    sites = (site("attn", attention, *per_token), *crossing, site("ff", feed_forward))
     return _builder(normalize, per_token, *sites, stream=stream)
 
 
@@ -93,14 +101,14 @@ def unet_block(normalize: Normalize) -> Builder:
     return _builder(
         normalize,
         (),
-        _site("attn", "attn1", check=_refuse_mask),
-        _site("cross_attn", "attn2", leave_whole=has_image_masks),
-        _site("ff", "ff"),
+        site("attn", "attn1", check=_refuse_mask),
+        site("cross_attn", "attn2", leave_whole=_has_image_masks),
+        site("ff", "ff"),
         takes_other_keys=True,
     )
 
 
-def has_image_masks(given: Given) -> bool:
+def _has_image_masks(given: Given) -> bool:
     """IP-Adapter masks need the whole grid of queries."""
     return given["ip_adapter_masks"] is not None
 
@@ -113,7 +121,7 @@ def _refuse_mask(given: Given) -> None:
         )
 
 
-def _site(
+def site(
     role: str,
     name: str,
     *per_token: PerToken,
@@ -121,16 +129,8 @@ def _site(
     check: Callable[[Given], object] = never,
     leave_whole: Callable[[Given], bool] = never,
 ) -> SiteSpec:
+    """A module of a block that is merged in scope `module`."""
     return SiteSpec(name, frozenset({role}), around(name, *per_token, check=check, streams=streams), leave_whole)
-
-
-def _from_norm_to_projection(per_token: tuple[PerToken, ...]) -> Callable[[Site], list[tuple[str, Hook]]]:
-    """Gate and residual are not merged."""
-    return lambda site: [
-        ("norm", MergeOutput(site)),
-        ("attn", GatherRows(site, per_token)),
-        ("proj_out", UnmergeOutput(site)),
-    ]
 
 
 def _builder(normalize: Normalize, per_token: tuple[PerToken, ...], *sites: SiteSpec, **facts: Any) -> Builder:

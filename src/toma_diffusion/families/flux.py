@@ -36,7 +36,6 @@ class Flux(Family):
     )
 
     def read_call(self, model: Any, given: Given) -> Call:
-        """Latents are packed, so the grid is read from the position ids, once per generation."""
         image_tokens = given["hidden_states"].shape[1]
         return self.call(
             model,

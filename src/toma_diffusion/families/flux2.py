@@ -45,7 +45,7 @@ class Flux2(Family):
         if given["kv_cache_mode"] == "extract" and given["num_ref_tokens"]:
             raise UsageError(
                 "FLUX.2 klein with a KV cache puts reference images before the image in the step that fills the cache, "
-                "which cannot be merged: leave the cache out, or use remove_toma for it."
+                "which cannot be merged: leave the cache out, or call handle.remove() for it."
             )
         image_tokens = given["hidden_states"].shape[1]
         return self.call(

@@ -31,9 +31,8 @@ class Flux3(Family):
     )
 
     def read_call(self, model: Any, given: Given) -> Call:
-        """The grid is read from the position ids, once per generation."""
         if given["image_cond_hidden_states"] is not None:
             raise UsageError(
-                "FLUX.3 with reference images is not supported: generate without them, or use remove_toma for it."
+                "FLUX.3 with reference images is not supported: generate without them, or call handle.remove() for it."
             )
         return self.call(model, given, self.ids.grid(given["img_ids"], given["hidden_states"].shape[1]))

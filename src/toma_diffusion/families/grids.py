@@ -25,7 +25,7 @@ def grid_of_patches(sides: Iterable[int], patch_size: Iterable[int]) -> Grid:
 def without_first_frame(grid: Grid) -> Grid:
     """The frames after the first, which is given, not generated. It must not merge with others, so it stays whole."""
     if grid.frames == 1:
-        raise UsageError("a video of one frame that is given has nothing to merge: use remove_toma for it.")
+        raise UsageError("a video of one frame that is given has nothing to merge: call handle.remove() for it.")
     return grid.without_first_frame
 
 
@@ -35,17 +35,13 @@ def grid_from_shapes(shapes: Sequence[tuple[int, int, int]]) -> Grid:
     if frames != 1 or any(tuple(shape) != tuple(shapes[0]) for shape in shapes):
         raise UsageError(
             f"img_shapes has {', '.join(map(str, shapes))} for the generated images of a batch: merging needs images "
-            "of one size, with one frame. Generate them one by one, or use remove_toma."
+            "of one size, with one frame. Generate them one by one, or call handle.remove()."
         )
     return Grid(height, width)
 
 
 class IdReader:
-    """Reads the grid of what is generated from position ids, once for every tensor of ids.
-
-    Args:
-        read: finds the grid in the ids of so many tokens.
-    """
+    """Reads the grid of what is generated from position ids, once for every tensor of ids."""
 
     def __init__(self, read: ReadIds) -> None:
         self._read = read
@@ -82,7 +78,7 @@ def grid_from_ids(ids: Tensor, num_tokens: int) -> Grid:
     if len(ids) != num_tokens or not comes_first or not torch.equal(image, expected):
         raise UsageError(
             f"the {num_tokens} image tokens do not begin with one row-major grid (their ids span {height}×{width}, "
-            f"with {len(image)} tokens): this kind of input cannot be merged; use remove_toma for it."
+            f"with {len(image)} tokens): this kind of input cannot be merged; call handle.remove() for it."
         )
     return Grid(height, width)
 
@@ -107,7 +103,7 @@ def video_from_ids(ids: Tensor, num_tokens: int) -> Grid:
     if frames * size > num_tokens or not torch.equal(last, expected):
         raise UsageError(
             f"the last of {len(ids)} tokens are not frames of one row-major grid (a frame has {height}×{width} "
-            f"positions and {size} tokens): this kind of input cannot be merged; use remove_toma for it."
+            f"positions and {size} tokens): this kind of input cannot be merged; call handle.remove() for it."
         )
     return Grid(height, width, frames)
 

@@ -54,7 +54,6 @@ class HunyuanVideo(Family):
     )
 
     def read_call(self, model: Any, given: Given) -> Call:
-        """A token is a patch of one or more latent frames."""
         config = model.config
         patch = (config.patch_size_t, config.patch_size, config.patch_size)
         whole = grid_of_patches(given["hidden_states"].shape[-3:], patch)

@@ -32,7 +32,6 @@ class HunyuanVideo15(Family):
     )
 
     def read_call(self, model: Any, given: Given) -> Call:
-        """A token is a patch of one or more latent frames."""
         config = model.config
         patch = (config.patch_size_t, config.patch_size, config.patch_size)
         grid = grid_of_patches(given["hidden_states"].shape[-3:], patch)

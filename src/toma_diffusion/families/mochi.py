@@ -31,7 +31,6 @@ class Mochi(Family):
     )
 
     def read_call(self, model: Any, given: Given) -> Call:
-        """A token is a patch of a latent frame."""
         patch = model.config.patch_size
         grid = grid_of_patches(given["hidden_states"].shape[-3:], (1, patch, patch))
         return self.call(model, given, grid, first_frame_apart=True)

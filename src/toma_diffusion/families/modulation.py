@@ -25,7 +25,6 @@ class Before:
     normalize: Normalize
 
     def __call__(self, module: Any, given: Given) -> Tensor:
-        """Compute them."""
         with upstream.weights_loaded(module):
             return self.normalize(module, given)
 

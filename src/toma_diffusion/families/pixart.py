@@ -20,6 +20,5 @@ class PixArt(Family):
     stacks = (Stack("transformer_blocks", "block", unet_block(from_table(time="timestep"))),)
 
     def read_call(self, model: Any, given: Given) -> Call:
-        """A token is a patch of the latent."""
         grid = grid_of_patches(given["hidden_states"].shape[-2:], 2 * [model.config.patch_size])
         return self.call(model, given, grid)

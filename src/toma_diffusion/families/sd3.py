@@ -20,7 +20,6 @@ class SD3(Family):
     stacks = (Stack("transformer_blocks", "joint", joint_block(modulating_norm("norm1"), attention=("attn", "attn2"))),)
 
     def read_call(self, model: Any, given: Given) -> Call:
-        """A token is a patch of the latent."""
         grid = grid_of_patches(given["hidden_states"].shape[-2:], 2 * [model.config.patch_size])
         skipped = "skip-layer guidance leaves out blocks" if given["skip_layers"] else None
         residuals = adds_residuals(given, "block_controlnet_hidden_states")

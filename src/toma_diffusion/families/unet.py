@@ -27,7 +27,6 @@ class UNet(Family):
         return super().matches(model) and type(model).__name__ not in REFUSED
 
     def blocks(self, model: Any) -> list[Block]:
-        """All BasicTransformerBlocks: down, middle, up."""
         build, levels = unet_block(plain_norm("norm1")), len(model.down_blocks)
         places = [(f"down_blocks.{index}", block, index) for index, block in enumerate(model.down_blocks)]
         places.append(("mid_block", model.mid_block, levels if model.down_blocks[-1].downsamplers else levels - 1))

@@ -37,7 +37,6 @@ class Wan(Family):
     )
 
     def read_call(self, model: Any, given: Given) -> Call:
-        """A token is a patch of one or more latent frames."""
         whole = grid_of_patches(given["hidden_states"].shape[-3:], model.config.patch_size)
         may_be_given = given["timestep"].ndim == 2 and whole.frames > 1
         grid = without_first_frame(whole) if may_be_given else whole

@@ -47,7 +47,7 @@ class ZImage(Family):
         """The samples come as a list, and so do the captions, which may be of different lengths."""
         samples, captions = given["x"], given["cap_feats"]
         if isinstance(samples[0], (list, tuple)):
-            raise UsageError("Z-Image with given images (omni mode) is not supported: use remove_toma for it.")
+            raise UsageError("Z-Image with given images (omni mode) is not supported: call handle.remove() for it.")
         if any(sample.shape != samples[0].shape for sample in samples):
             sizes = ", ".join(str(list(sample.shape)) for sample in samples)
             raise UsageError(f"a batch of images of different sizes ({sizes}) cannot be merged: make one at a time.")

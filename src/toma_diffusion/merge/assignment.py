@@ -95,7 +95,6 @@ class SoftAssignment(Assignment):
         self.num_weights = self.weights.numel()
 
     def update(self, tokens: Tensor, destinations: Tensor) -> None:
-        """Compute A and M from this step's tokens."""
         regional.weigh(
             tokens,
             destinations,
@@ -108,19 +107,15 @@ class SoftAssignment(Assignment):
         )
 
     def merge(self, tokens: Tensor) -> Tensor:
-        """M X."""
         return regional.merge(tokens, self.means, self.regions.tiling, backend=self.backend)
 
     def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Aᵀ Y."""
         return regional.unmerge(merged, self.weights, self.regions.tiling, residual, backend=self.backend)
 
     def matrix(self) -> Tensor:
-        """A as it is stored."""
         return self.weights
 
     def buffers(self) -> list[Tensor]:
-        """A and M."""
         return [self.weights, self.means]
 
 
@@ -154,7 +149,6 @@ class HardAssignment(Assignment):
         """[B·D + 1]: where the members of each destination begin."""
 
     def update(self, tokens: Tensor, destinations: Tensor) -> None:
-        """Find the nearest destination of every token."""
         tiling = self.regions.tiling
         regional.assign_nearest(tokens, destinations, tiling, self.nearness, nearest=self.targets, backend=self.backend)
         self.index()
@@ -169,13 +163,11 @@ class HardAssignment(Assignment):
         self.offsets.copy_(torch.searchsorted(ordered, bounds))
 
     def merge(self, tokens: Tensor) -> Tensor:
-        """The mean of every destination's members."""
         return regional.merge_members(
             tokens, self.members, self.offsets, self.num_destinations, self.regions.tiling, backend=self.backend
         )
 
     def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Every token gets a copy of its destination."""
         tokens = merged.reshape(-1, merged.shape[2]).index_select(0, self.rows)
         tokens = tokens.reshape(self.batch_size, self.num_tokens, -1)
         return tokens if residual is None else residual + tokens
@@ -187,5 +179,4 @@ class HardAssignment(Assignment):
         return functional.one_hot(slots, per_region).mT.float()
 
     def buffers(self) -> list[Tensor]:
-        """The index and its inverse."""
         return [self.targets, self.rows, self.members, self.offsets]

@@ -85,7 +85,6 @@ class Merging(ABC):
 
     @classmethod
     def from_dict(cls: type[Self], values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`. Missing fields take their defaults, unknown ones raise `UsageError`."""
         if not isinstance(values, Mapping):
             raise UsageError(f"settings must be a mapping of field names to values, not {values!r}.")
         check_known(cls.__name__, values, cls.names())
@@ -93,7 +92,6 @@ class Merging(ABC):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """All fields."""
         return tuple(field.name for field in fields(cls))
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,7 +100,6 @@ class Merging(ABC):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def changed(self: Self, changes: Mapping[str, Any]) -> Self:
-        """The same with other values of some fields."""
         return self.from_dict(self.to_dict() | dict(changes))
 
     def _set(self, name: str, value: object) -> None:

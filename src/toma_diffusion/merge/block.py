@@ -60,8 +60,10 @@ class Block:
         if not self.stage:
             object.__setattr__(self, "stage", self.name.rpartition(".")[0])
 
-    def chosen_sites(self, roles: Iterable[str]) -> list[SiteSpec]:
-        """The places to merge that have one of these roles."""
+    def chosen_sites(self, roles: tuple[str, ...], left_whole: str | None) -> tuple[list[SiteSpec], str | None]:
+        """The places to merge that have one of these roles, or why there are none."""
+        if left_whole is not None:
+            return [], left_whole
         specs = [spec for spec in self.sites if spec.roles & set(roles)]
         if self.feed_forward_chunk_dim is not None and any("ff" in spec.roles for spec in specs):
             raise UsageError(
@@ -69,7 +71,7 @@ class Block:
                 f"dim={self.feed_forward_chunk_dim}), which cannot be merged: switch that off, or leave 'ff' out of "
                 "the sites."
             )
-        return specs
+        return specs, None if specs else f"has none of the sites {', '.join(roles)}"
 
     def record(self, specs: Iterable[SiteSpec], left_whole: str | None) -> BlockRecord:
         """For the summary: what is merged in this block, or why nothing is."""

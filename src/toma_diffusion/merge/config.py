@@ -165,12 +165,10 @@ class Merge(Merging):
 
     @property
     def is_hard(self) -> bool:
-        """Whether every token goes to one destination alone."""
         return math.isinf(self.scale)
 
     @property
     def merged_sites(self) -> tuple[str, ...]:
-        """Which modules are merged in scope `module`."""
         return SITES if self.sites is None else self.sites
 
     @property
@@ -185,12 +183,10 @@ class Merge(Merging):
 
     @property
     def frames_of_region(self) -> int:
-        """Requested frames of a region in a video."""
         return self.region_frames or REGION_FRAMES
 
     @property
     def reweighed_every(self) -> int:
-        """Steps between two computations of the merge weights."""
         return self.reweigh_every or self.select_every
 
     @property

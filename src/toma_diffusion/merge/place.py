@@ -27,13 +27,11 @@ class ToMA(Method[Merge]):
     """A subclass may choose other destinations, or assign tokens in another way."""
 
     def place(self, config: Merge, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
-        """The hooks depend on the scope."""
         state.why_first_frame_whole = partial(why_first_frame_whole, config=config)
         around = _around_modules if config.scope == "module" else _around_blocks
         return around(config, partial(self.plan_class, config=config), blocks, reasons, state)
 
     def describe(self, config: Merge) -> list[str]:
-        """How destinations are selected, and when."""
         lines = [f"destinations by facility location, {config.assign} assignment"]
         if config.distance_weight:
             lines.append(f"similarity: cosine − {config.distance_weight:g} · (distance / side of a region)²")
@@ -51,8 +49,7 @@ def _around_modules(
     placements: list[Placement] = []
     records = []
     for index, block in enumerate(blocks):
-        specs = block.chosen_sites(config.merged_sites) if index not in reasons else []
-        reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(config.merged_sites)}")
+        specs, reason = block.chosen_sites(config.merged_sites, reasons.get(index))
         for spec in specs:
             site = _site(config, make, state, block, spec)
             placements += [Placement(block.module, name, hook) for name, hook in spec.hooks(site)]

@@ -39,6 +39,10 @@ class Plan(ABC):
         """The tensors that are updated in place. They never move as long as the plan exists."""
         return []
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers)
+
     def begin_call(self) -> None:  # noqa: B027 (a plan that never changes has nothing to do here)
         """Prepare for one call of the denoiser, outside compiled code."""
 
@@ -97,7 +101,6 @@ class Multiplications(NamedTuple):
 
     @property
     def planning(self) -> float:
-        """Of one plan, in a step on average."""
         return self.selection + self.weights
 
 
@@ -207,12 +210,10 @@ class MergePlan(Plan):
 
     @property
     def num_destinations(self) -> int:
-        """D: tokens of a sample after merging."""
         return self.regions.count * self.destinations_per_region
 
     @property
     def is_identity(self) -> bool:
-        """Whether every token is its own destination: merging and unmerging then return their input as it is."""
         return self.destinations_per_region == self.regions.size
 
     @property
@@ -224,17 +225,10 @@ class MergePlan(Plan):
 
     @property
     def buffers(self) -> list[Tensor]:
-        """All tensors of the plan; their addresses never change."""
         return [self.destinations, self.positions, *([] if self.assignment is None else self.assignment.buffers())]
 
     @property
-    def num_bytes(self) -> int:
-        """Memory held by the plan."""
-        return sum(buffer.nbytes for buffer in self.buffers)
-
-    @property
     def backends(self) -> dict[str, Backend]:
-        """What runs each operator, and why not a kernel where one was requested. Empty if nothing is merged."""
         if self.assignment is None:
             return {}
         selection = backend_of("selection", self.backend, self.regions.tiling)
@@ -252,7 +246,6 @@ class MergePlan(Plan):
         return Multiplications(whole, reduced, 2 * matrix, selection, weights)
 
     def describe(self) -> str:
-        """The regions in which destinations are selected, or why none are."""
         if self.grid.num_tokens < self.config.min_tokens:
             return f"left whole: fewer than min_tokens={self.config.min_tokens}"
         if self.is_identity:
@@ -266,12 +259,9 @@ class MergePlan(Plan):
         return not self.is_identity and (action is not Action.REUSE or not self.has_weights)
 
     def update(self, tokens: Tensor, action: Action) -> None:
-        """Update destinations and weights in place, as the action says.
+        """Update destinations and weights in place from tokens `[B, N, d]`, normalised for the first merged layer.
 
         What the plan does not have yet is computed in any case: a new plan selects even on REUSE.
-
-        Args:
-            tokens: `[B, N, d]`, normalised as the first merged layer sees them.
         """
         self._check(tokens, self.grid.num_tokens)
         if self.assignment is None or not self.wants(action):
@@ -291,7 +281,6 @@ class MergePlan(Plan):
         self.has_destinations = True
 
     def forget(self) -> None:
-        """Make the next `update` select again, whatever its action."""
         self.has_weights = False
         self.has_destinations = self.is_identity
 
@@ -314,7 +303,6 @@ class MergePlan(Plan):
         return self.assignment.unmerge(merged, residual)
 
     def gather(self, table: Tensor, dim: int = 0) -> Tensor:
-        """The destinations' rows of a table with one row per grid position, such as RoPE."""
         if table.shape[dim] != self.grid.num_tokens:
             where = f" in dimension {dim}" if dim else ""
             raise ValueError(

@@ -28,16 +28,13 @@ class Grid:
 
     @property
     def num_tokens(self) -> int:
-        """N = frames · height · width."""
         return self.frames * self.height * self.width
 
     @property
     def without_first_frame(self) -> Grid:
-        """The frames after the first."""
         return Grid(self.height, self.width, self.frames - 1)
 
     def describe(self) -> str:
-        """The grid as text: `64×64`, or `21×30×52` with frames."""
         return f"{self.frames}×{self.height}×{self.width}" if self.frames > 1 else f"{self.height}×{self.width}"
 
 
@@ -103,12 +100,10 @@ class Regions:
 
     @property
     def size(self) -> int:
-        """Tokens in one region: n."""
         return self.depth * self.height * self.width
 
     @property
     def count(self) -> int:
-        """Number of regions: R."""
         return self.grid.num_tokens // self.size
 
     def describe(self) -> str:
@@ -139,7 +134,6 @@ class Regions:
         return self.tiling.split(tokens)
 
     def join(self, tokens: Tensor) -> Tensor:
-        """[B·R, n, C] -> [B, N, C], the inverse of `split`."""
         return self.tiling.join(tokens)
 
     def positions(self, local: Tensor) -> Tensor:

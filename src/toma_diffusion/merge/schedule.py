@@ -43,7 +43,6 @@ class Schedule:
 
     @classmethod
     def from_config(cls, config: Merging) -> Schedule:
-        """The schedule of a configuration."""
         return cls(config.select_every, config.reweighed_every, config.window)
 
     @property

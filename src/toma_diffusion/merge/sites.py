@@ -1,8 +1,4 @@
-"""Merge sites: the forward hooks that put fewer tokens through a module, a block or a stage.
-
-They are plain `torch.nn.Module` hooks, so they compose with whatever else wraps a module's forward (LoRA, offloading,
-caches, IP-Adapter, compilation). Each is an object, so that copying a model copies its hooks and their shared state.
-"""
+"""Merge sites: the forward hooks that put fewer tokens through a module, a block or a stage."""
 
 from __future__ import annotations
 
@@ -36,7 +32,6 @@ class Site:
     """Whether a call with these arguments must not be merged."""
 
     def plan(self, given: Given) -> Plan | None:
-        """The plan to use in this call, or None if the module is not merged."""
         if not self.state.active or self.leave_whole(given):
             return None
         plan = self.slot.plan
@@ -65,7 +60,6 @@ class Site:
         return _replace(tokens, 1, start, plan.grid.num_tokens, plan.merge)
 
     def unmerge(self, plan: Plan, tokens: Tensor) -> Tensor:
-        """The inverse of `merge` on sequences."""
         start = self.image_start(tokens.shape[1], plan, merged=True)
         return _replace(tokens, 1, start, plan.num_destinations, plan.unmerge)
 
@@ -109,7 +103,6 @@ class MergeInput(Hook):
     """Raises if a call with these arguments cannot be merged."""
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
-        """Merge before the module."""
         given = Given(self.names, args, kwargs)
         plan = self.site.plan(given)
         if plan is None:
@@ -129,7 +122,6 @@ class UpdatePlan(Hook):
     site: Site
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
-        """Update the plan before the block."""
         given = Given(self.names, args, kwargs)
         plan = self.site.plan(given)
         if plan is not None:
@@ -144,7 +136,6 @@ class GatherRows(Hook):
     per_token: tuple[PerToken, ...]
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
-        """Replace them before the module."""
         given = Given(self.names, args, kwargs)
         plan = self.site.plan(given)
         if plan is None:
@@ -162,7 +153,6 @@ class MergeOutput(Hook):
     site: Site
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
-        """Merge after the module."""
         plan = self.site.plan(Given(self.names, args, kwargs))
         if plan is None:
             return output
@@ -183,7 +173,6 @@ class UnmergeOutput(Hook):
     """Which of several outputs are image streams. Text never is."""
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
-        """Unmerge after the module."""
         plan = self.site.plan(Given(self.names, args, kwargs))
         if plan is None:
             return output
@@ -219,7 +208,6 @@ class EnterBlock(Hook):
     """Whether the block writes into the tokens that it gets."""
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
-        """Merge before the block."""
         given = Given(self.names, args, kwargs)
         plan = self.site.plan(given)
         if plan is None:
@@ -251,7 +239,6 @@ class LeaveBlock(Hook):
     """Which of several outputs is the image stream; None if the output is a single tensor."""
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any) -> Any:
-        """Unmerge after the block."""
         plan = self.site.plan(Given(self.names, args, kwargs))
         if plan is None or not (self.last or self.site.state.block_by_block):
             return output

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from toma_diffusion.engine.arguments import Given
-from toma_diffusion.engine.clock import Tick
+from toma_diffusion.engine.clock import Tick, steps_unknown
 from toma_diffusion.engine.session import Session
 from toma_diffusion.errors import UsageError
 from toma_diffusion.merge import Action, Grid, Plan, Schedule
@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from toma_diffusion.merge.sites import Stage
 
 PlanKey = tuple[str, int, Grid, int, int, torch.dtype, torch.device, bool]
-
-
-def always(num_steps: int | None) -> bool:
-    """Of settings that do not depend on the number of steps. A named function, so that states can be pickled."""
-    return True
-
-
-def no_call(model: nn.Module, given: Given) -> Call:
-    """Of a state that is in no model yet."""
-    raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -70,12 +60,10 @@ class Call:
 
     @property
     def batch_size(self) -> int:
-        """Samples in this call."""
         return self.sample.shape[0] if self.batch is None else self.batch
 
     @property
     def token_dtype(self) -> torch.dtype:
-        """Of the tokens that go through the blocks."""
         return self.sample.dtype if self.dtype is None else self.dtype
 
     def length(self, kind: str) -> int:
@@ -139,9 +127,9 @@ class MergeState:
 
     config: Merging
     session: Session
-    read_call: Callable[[nn.Module, Given], Call] = no_call
+    read_call: Callable[[nn.Module, Given], Call]
     """Reads the facts about a call of the model. Raises `UsageError` if its inputs cannot be merged."""
-    merges_in: Callable[[int | None], bool] = always
+    merges_in: Callable[[int | None], bool]
     """Whether tokens are merged in generations of so many steps."""
     records: list[BlockRecord] = field(default_factory=list)
     """What is done in every block of the model."""
@@ -184,14 +172,12 @@ class MergeState:
 
     @property
     def merges_nothing(self) -> bool:
-        """Whether no plan of the current or the last call removes any token."""
         plans = self.current.values()
         return bool(plans) and all(plan.is_identity for plan in plans)
 
     @property
     def num_bytes(self) -> int:
-        """Memory held by all plans."""
-        return sum(buffer.nbytes for plan in self._plans.values() for buffer in plan.buffers)
+        return sum(plan.num_bytes for plan in self._plans.values())
 
     def plan_of(self, kind: str) -> Plan | None:
         """A plan of the current or the last call for that kind of block."""
@@ -222,13 +208,7 @@ class MergeState:
         self.begin_call(call, tick, begins=session.begin_call(tick))
 
     def begin_call(self, call: Call, tick: Tick, *, begins: bool) -> None:
-        """Set everything up for a call.
-
-        Args:
-            call: the facts about it.
-            tick: its place in the generation.
-            begins: whether it is the first of a generation.
-        """
+        """Set everything up for a call, which may be the first of a generation."""
         session = self.session
         self._note_updates(tick)
         for stage in self.stages:
@@ -236,7 +216,9 @@ class MergeState:
         if begins:
             self._begin_generation()
             self.is_used = self.merges_in(tick.num_steps)
-        action = self._action(tick) if session.enabled else None
+        action = None
+        if session.enabled and self.merges_in(tick.num_steps):
+            action = self.schedule.action(tick.step, tick.num_steps, session.computed)
         self.active, self.action = action is not None, action or Action.REUSE
         self.block_by_block = self.config.scope == "stage" and call.block_by_block is not None
         if self.block_by_block:
@@ -272,16 +254,7 @@ class MergeState:
     def _check_steps_known(self, tick: Tick) -> None:
         """Raise if the number of steps is needed and not known."""
         if self.session.enabled and tick.num_steps is None and self.schedule.needs is not None:
-            raise RuntimeError(
-                f"{self.schedule.needs} needs the number of steps, which is not known here. Call "
-                "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
-                "a pipeline, or use settings that do not depend on it."
-            )
-
-    def _action(self, tick: Tick) -> Action | None:
-        if not self.merges_in(tick.num_steps):
-            return None
-        return self.schedule.action(tick.step, tick.num_steps, self.session.computed)
+            raise steps_unknown(f"{self.schedule.needs} needs", "use settings that do not depend on it")
 
     def _warn_if_nothing_is_removed(self) -> None:
         if self.merges_nothing and not self._has_warned:
@@ -358,7 +331,7 @@ class MergeState:
 
 def _make_static(buffers: list[Tensor]) -> None:
     """Let compiled code update these inside a CUDA graph. Another pass has others, and must not compile again."""
-    from torch._dynamo import mark_static_address  # slow to import; `prepare_compiler` has done it
+    from torch._dynamo import mark_static_address  # slow to import; `hold_compiler` has done it
 
     for buffer in buffers:
         mark_static_address(buffer, guard=False)

@@ -71,7 +71,6 @@ class MergeSummary:
         return f"{share} of {tokens} tokens merged in {blocks}"
 
     def lines(self) -> list[str]:
-        """What the method does, and what it saves."""
         start, end = self.config.window
         lines = list(self.description)
         lines[-1] += ", in all steps" if (start, end) == (0, 1) else f", from {start:.0%} to {end:.0%} of the steps"
@@ -92,7 +91,6 @@ class MergeSummary:
 
 
 def summarize(state: MergeState) -> MergeSummary:
-    """From the installed hooks and the last call."""
     records = state.records
     merged = [record for record in records if record.left_whole is None]
     kinds = []

@@ -39,12 +39,9 @@ over all tokens. The paper's own setting is `scale=1000`."""
 
 
 def variant(name: str, ratio: float | None = None, *, selects_every_step: bool = False) -> Merge:
-    """A variant by its name.
+    """A variant by its name, perhaps with another ratio.
 
-    Args:
-        name: one of `VARIANTS`.
-        ratio: in place of its own.
-        selects_every_step: whether the paper selects in every step in this model family: it does in transformers.
+    `selects_every_step` says whether the paper selects in every step in this model family: it does in transformers.
     """
     if name not in VARIANTS:
         raise UsageError(f"variant={name!r} is not known: {listed(VARIANTS)}.{hint(name, VARIANTS)}")

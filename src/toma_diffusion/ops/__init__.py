@@ -182,6 +182,6 @@ def _require_destinations(tokens: Tensor, destinations: Tensor, parts: int) -> N
     _require(fits, "destinations", destinations, "[batch, k]" if parts == 1 else f"[batch / {parts}, k]")
 
 
-def _require(holds: bool, name: str, tensor: Tensor | None, expected: str) -> None:
-    if tensor is not None and not holds:
+def _require(holds: bool, name: str, tensor: Tensor, expected: str) -> None:
+    if not holds:
         raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {expected}.")

@@ -33,12 +33,16 @@ class Nearness(NamedTuple):
     destinations and weights."""
 
 
+COSINE = Nearness()
+"""By the cosine alone, and every sample for itself."""
+
+
 @without_autocast
 def select(
     tokens: Tensor,
     num_select: int,
     tiling: Tiling,
-    nearness: Nearness = Nearness(),  # noqa: B008 (immutable)
+    nearness: Nearness = COSINE,
     *,
     joint: bool = False,
     backend: str = "torch",
@@ -77,7 +81,7 @@ def weigh(
     tokens: Tensor,
     destinations: Tensor,
     tiling: Tiling,
-    nearness: Nearness = Nearness(),  # noqa: B008
+    nearness: Nearness = COSINE,
     *,
     scale: float,
     weights: Tensor,
@@ -112,7 +116,7 @@ def assign_nearest(
     tokens: Tensor,
     destinations: Tensor,
     tiling: Tiling,
-    nearness: Nearness = Nearness(),  # noqa: B008
+    nearness: Nearness = COSINE,
     *,
     nearest: Tensor,
     backend: str = "torch",

@@ -32,27 +32,22 @@ class Tiling(NamedTuple):
 
     @property
     def area(self) -> int:
-        """Tokens of a region in one frame."""
         return self.height * self.width
 
     @property
     def size(self) -> int:
-        """Tokens of a region."""
         return self.depth * self.area
 
     @property
     def length(self) -> int:
-        """Tokens of the grid."""
         return self.layout_width * self.layout_height
 
     @property
     def num_regions(self) -> int:
-        """Number of regions."""
         return self.length // self.size
 
     @property
     def num_frames(self) -> int:
-        """Frames of the grid."""
         return self.length // (self.grid_width * self.grid_height)
 
     @property
@@ -103,7 +98,6 @@ class Tiling(NamedTuple):
         return penalty.flatten(0, 1)
 
     def _coordinates(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Frame, row and column."""
         positions = self.positions(local)
         rows = positions // self.grid_width
         return rows // self.grid_height, rows % self.grid_height, positions % self.grid_width
@@ -116,7 +110,6 @@ class Tiling(NamedTuple):
         return tokens.permute(0, 1, 3, 5, 2, 4, 6, 7).reshape(-1, self.size, tokens.shape[-1])
 
     def join(self, tokens: Tensor) -> Tensor:
-        """[B·R, n, C] -> [B, N, C], the inverse of `split`."""
         tokens = tokens.reshape(-1, *self.counts, self.depth, self.height, self.width, tokens.shape[-1])
         # [B, layers, depth, rows, height, columns, width, C]
         return tokens.permute(0, 1, 4, 2, 5, 3, 6, 7).reshape(-1, self.length, tokens.shape[-1])

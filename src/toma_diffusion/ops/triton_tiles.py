@@ -105,9 +105,9 @@ def channels_at_once(tokens: Tensor) -> int:
     return 32 if tokens.element_size() >= 4 else 64
 
 
-def power_of_two(number: int, smallest: int = 16) -> int:
-    """The power of two at or above `number`. Matrix products want 16 or more."""
-    return max(smallest, 1 << (number - 1).bit_length())
+def power_of_two(number: int) -> int:
+    """The power of two at or above `number`, at least 16: matrix products want that."""
+    return max(16, 1 << (number - 1).bit_length())
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:

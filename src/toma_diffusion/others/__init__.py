@@ -54,8 +54,7 @@ def register_method(method: type[Method[Any]]) -> type[Method[Any]]:
             f"{settings.__name__} is the config_class of another method, which would run in its place: give "
             f"{method.__name__} a class of its own."
         )
-    made = method()
-    _METHODS.append(made)
+    _METHODS.append(method())
     _SETTINGS[name] = settings
     return method
 
@@ -65,13 +64,10 @@ def method_of(config: Merging) -> Method[Any]:
     for method in _METHODS:
         if type(config) is method.config_class:
             return method
-    raise UsageError(f"{type(config).__name__} belongs to no method: use the settings of one of {_names()}.")
+    names = ", ".join(method.name for method in _METHODS)
+    raise UsageError(f"{type(config).__name__} belongs to no method: use the settings of one of {names}.")
 
 
 def settings_class(name: str) -> type[Merging]:
     """The settings of ToMA, or of another method by its name."""
     return Merge if name == ToMA.name else METHODS[name]
-
-
-def _names() -> str:
-    return ", ".join(method.name for method in _METHODS)

@@ -29,17 +29,14 @@ class PerBlockMethod(Method[ConfigT]):
         """By index, the blocks that the method does not merge, and why. Raises if it cannot be applied at all."""
 
     def hooks(self, spec: SiteSpec, site: Site) -> list[tuple[str, Hook]]:
-        """The hooks at one place of a block, each with the name of its module inside the block."""
         return spec.hooks(site)
 
     def place(self, config: ConfigT, blocks: list[Block], reasons: dict[int, str], state: MergeState) -> Placed:
         placements: list[Placement] = []
         records = []
-        sites = config.merged_sites
         reasons = self.left_whole(config, blocks) | reasons
         for index, (block, make) in enumerate(zip(blocks, self.plans(config, blocks), strict=True)):
-            specs = block.chosen_sites(sites) if index not in reasons else []
-            reason = reasons.get(index) or (None if specs else f"has none of the sites {', '.join(sites)}")
+            specs, reason = block.chosen_sites(config.merged_sites, reasons.get(index))
             if reason is None:
                 slot = Slot(block.name, block.kind, make)
                 state.slots.append(slot)

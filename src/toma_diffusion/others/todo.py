@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -101,16 +101,13 @@ class ToDoMethod(PerBlockMethod[ToDo]):
         return {index: "level without a factor" for index, level in enumerate(levels) if level >= len(config.factors)}
 
     def plans(self, config: ToDo, blocks: list[Block]) -> list[Callable[..., Plan]]:
-        """The factor depends on the level."""
         by_level = dict(enumerate(config.factors))
         return [partial(DownsamplePlan, factor=by_level.get(level, 1)) for level in relative_levels(blocks)]
 
     def hooks(self, spec: SiteSpec, site: Site) -> list[tuple[str, Hook]]:
-        """A hook before self-attention."""
         return [(spec.name, DownsampleKeys(site))]
 
     def describe(self, config: ToDo) -> list[str]:
-        """What is reduced."""
         factors = ", ".join(map(str, config.factors))
         return [f"keys and values of self-attention downsampled by {factors}; queries whole"]
 
@@ -123,11 +120,8 @@ class DownsamplePlan(Plan):
         grid: Grid,
         *,
         factor: int,
-        batch_size: int,
-        parts: int = 1,
-        dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        joint: bool = False,
+        **others: Any,  # which all plans get, and this one does not need
     ) -> None:
         self.grid = grid
         self.factor = factor
@@ -139,20 +133,16 @@ class DownsamplePlan(Plan):
 
     @property
     def num_destinations(self) -> int:
-        """Number of tokens that keys and values are computed from."""
         return self.grid.frames * self.height * self.width
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The indices of the tokens that are kept."""
         return [self.positions]
 
     def describe(self) -> str:
-        """The smaller grid."""
         return f"keys and values of {self.height}×{self.width}"
 
     def merge(self, tokens: Tensor) -> Tensor:
-        """The tokens that are kept."""
         return tokens.index_select(1, self.positions)
 
     def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -160,7 +150,6 @@ class DownsamplePlan(Plan):
         return merged if residual is None else residual + merged
 
     def gather(self, table: Tensor, dim: int = 0) -> Tensor:
-        """The rows of the tokens that are kept."""
         return table.index_select(dim, self.positions)
 
 
@@ -172,7 +161,6 @@ class DownsampleKeys(Hook):
     site: Site
 
     def __call__(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
-        """Pass the smaller grid in addition to all tokens."""
         given = Given(self.names, args, kwargs)
         plan = self.site.plan(given)
         if plan is None:

@@ -19,7 +19,6 @@ from toma_diffusion.others.tomesd import (
     MatchingPlan,
     ToMeSD,
     ToMeSDMethod,
-    describe_matching,
     expand,
     take,
 )
@@ -73,7 +72,6 @@ class ToFuMethod(ToMeSDMethod):
     config_class = ToFu
 
     def plans(self, config: ToFu, blocks: list[Block]) -> list[Callable[..., Plan]]:  # type: ignore[override]
-        """The first ones prune, the others merge."""
         beyond = [index for index in config.prune_blocks or () if index >= len(blocks)]
         if beyond:
             raise UsageError(
@@ -87,11 +85,10 @@ class ToFuMethod(ToMeSDMethod):
         ]
 
     def describe(self, config: ToFu) -> list[str]:  # type: ignore[override]
-        """Which blocks prune and which merge."""
         pruned = f"the first {config.prune_share:.0%} of the blocks"
         if config.prune_blocks is not None:
             pruned = f"blocks {', '.join(map(str, config.prune_blocks))}" if config.prune_blocks else "no block"
-        return [f"sources pruned in {pruned}, merged by MLERP in the others", *describe_matching(config)]
+        return [f"sources pruned in {pruned}, merged by MLERP in the others", *super().describe(config)]
 
 
 class FusionPlan(MatchingPlan):
@@ -102,7 +99,6 @@ class FusionPlan(MatchingPlan):
         self.prune = prune
 
     def merge(self, tokens: Tensor) -> Tensor:
-        """Every destination represents its sources: as it is, or merged with them."""
         origins, members, targets, _ = self._matched()
         kept = take(tokens, origins)
         return kept if self.prune else mlerp(kept, take(tokens, members), expand(targets, tokens))

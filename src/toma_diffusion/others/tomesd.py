@@ -96,7 +96,6 @@ class ToMeSDMethod(PerBlockMethod[ToMeSD]):
     config_class = ToMeSD
 
     def left_whole(self, config: ToMeSD, blocks: list[Block]) -> dict[int, str]:
-        """Blocks of a lower resolution."""
         reason = f"downsampled by more than max_downsample={config.max_downsample}"
         levels = relative_levels(blocks)
         return {index: reason for index, level in enumerate(levels) if 2**level > config.max_downsample}
@@ -106,15 +105,9 @@ class ToMeSDMethod(PerBlockMethod[ToMeSD]):
         return [partial(MatchingPlan, config=config, sampler=CellSampler(config.seed))] * len(blocks)
 
     def describe(self, config: ToMeSD) -> list[str]:
-        """How tokens are matched."""
-        return describe_matching(config)
-
-
-def describe_matching(config: ToMeSD) -> list[str]:
-    """How tokens are matched, line by line, for the summary."""
-    height, width = config.cell
-    where = "at random" if config.random else "the top left"
-    return [f"one destination in each cell of {height}×{width}, {where}", "matched anew in every block"]
+        height, width = config.cell
+        where = "at random" if config.random else "the top left"
+        return [f"one destination in each cell of {height}×{width}, {where}", "matched anew in every block"]
 
 
 class CellSampler:
@@ -128,7 +121,6 @@ class CellSampler:
         return CellSampler(self.seed)
 
     def forget(self) -> None:
-        """Start again with the next numbers."""
         self._generator = None
 
     def below(self, limit: int, count: int, device: torch.device) -> Tensor:
@@ -191,11 +183,9 @@ class MatchingPlan(Plan):
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The random destinations."""
         return [self.offsets]
 
     def describe(self) -> str:
-        """The cells."""
         height, width = self.config.cell
         if self.num_cells == 0:
             return f"smaller than a cell of {height}×{width}"
@@ -213,7 +203,6 @@ class MatchingPlan(Plan):
         return not self.is_identity
 
     def forget(self) -> None:
-        """Start the random numbers again."""
         self.sampler.forget()
 
     def update(self, tokens: Tensor, action: Action) -> None:
@@ -240,13 +229,11 @@ class MatchingPlan(Plan):
         return take(tokens, origins).scatter_reduce(1, targets, take(tokens, members), reduce="mean")
 
     def unmerge(self, merged: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Every source gets a copy of its destination."""
         *_, rows = self._matched()
         tokens = take(merged, rows)
         return tokens if residual is None else residual + tokens
 
     def gather(self, table: Tensor, dim: int = 0) -> Tensor:
-        """The rows of the sources that are kept and of the destinations."""
         origins, *_ = self._matched()
         return gather_rows(table, dim, origins[0] if self.joint else origins)
 

@@ -44,14 +44,12 @@ class Skip:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Skip:
-        """From fields by name. Missing ones take their defaults, unknown ones raise `UsageError`."""
         if not isinstance(values, Mapping):
             raise UsageError(f"skip={values!r} is not allowed: pass a Skip, or a mapping of its fields.")
         check_known(cls.__name__, values, [field.name for field in fields(cls)])
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields by name, in types that JSON has."""
         computed = list(self.computed) if isinstance(self.computed, tuple) else self.computed
         return {"computed": computed, "learned": None if self.learned is None else self.learned.to_dict()}
 
@@ -103,5 +101,4 @@ class Always:
     skip: Skip
 
     def __call__(self, num_steps: int | None) -> Skip:
-        """The settings."""
         return self.skip

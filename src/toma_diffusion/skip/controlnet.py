@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from toma_diffusion.engine.arguments import Given, parameter_names
+from toma_diffusion.engine.arguments import given_to
 from toma_diffusion.engine.clock import Identity
-from toma_diffusion.engine.compile import skip_frames
-from toma_diffusion.skip.front import CALL, Front
+from toma_diffusion.engine.compile import CALL, skip_frames
+from toma_diffusion.skip.front import Front
 from toma_diffusion.skip.history import Seen
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class ControlCall(Front):
         """The conditionings that it was called with, by the shapes of samples."""
 
     def answer(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the call returns: computed, or its last output. `run` runs the ControlNet."""
         seen = self.seen(args, kwargs)
         if self.is_skipped(seen):
             return self.last
@@ -47,12 +46,10 @@ class ControlCall(Front):
 
     @property
     def num_bytes(self) -> int:
-        """Memory held by the last output."""
         return sum(leaf.nbytes for leaf in _pytree.tree_leaves(self.last) if isinstance(leaf, Tensor))
 
     def seen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Seen | None:
-        """What is known of a call."""
-        return Seen.of(Given(parameter_names(self.model), args, kwargs))
+        return Seen.of(given_to(self.model, args, kwargs))
 
     def is_skipped(self, seen: Seen | None) -> bool:
         """Whether no denoiser will run in the step of a call. It must be a pass that has come before: the denoiser runs
@@ -65,7 +62,6 @@ class ControlCall(Front):
         return bool(known) and all(known) and self._knows(seen)
 
     def keep(self, seen: Seen | None, output: Any) -> None:
-        """After it has run."""
         if seen is None or torch.is_grad_enabled():
             return
         self.last = output

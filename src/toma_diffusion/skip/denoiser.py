@@ -7,10 +7,11 @@ in a skipped step. It is outside `torch.compile`: compiled code is not entered. 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,23 +25,17 @@ from toma_diffusion.engine.session import Session
 from toma_diffusion.errors import UsageError
 from toma_diffusion.skip import controlnet, front
 from toma_diffusion.skip.config import BySteps
-from toma_diffusion.skip.decisions import Decisions
 from toma_diffusion.skip.front import Front
-from toma_diffusion.skip.generation import Generation
-from toma_diffusion.skip.history import History, Seen
-from toma_diffusion.skip.passes import NAMED, NamedPasses, Passes
+from toma_diffusion.skip.generation import Decisions, Generation
+from toma_diffusion.skip.history import History, Passes, Seen
 from toma_diffusion.skip.summary import SkipSummary, summarize
 
+if TYPE_CHECKING:
+    from toma_diffusion.skip.recording import Recorder
 
-class Recorder(Protocol):
-    """Gets what goes into every call and what comes out, while the denoiser is learned from."""
 
-    def note(self, model: nn.Module, tick: Tick, seen: Seen, output: Any) -> None:
-        """A call, and what it returned, computed or predicted."""
-
-    @property
-    def wants_all(self) -> bool:
-        """Whether every step is to be computed."""
+NAMED = "cache_context"
+"""How diffusers' pipelines name the passes over a step: `with transformer.cache_context("cond"):`."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +49,7 @@ class Call:
 
 
 class Skipper(Front):
-    """The call of one denoiser.
-
-    Args:
-        model: the denoiser.
-        by_steps: the settings, by the number of steps.
-        session: the request in progress.
-    """
+    """The call of one denoiser."""
 
     def __init__(self, model: nn.Module, by_steps: BySteps, session: Session) -> None:
         super().__init__(model)
@@ -71,6 +60,7 @@ class Skipper(Front):
         self.pass_name: str | None = None
         """Of the pass that is running, if the pipeline says it."""
         self.recorder: Recorder | None = None
+        """Gets what goes into every call and what comes out, while the denoiser is learned from."""
         self.before: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         """Runs first in every call: a program with models of its own sets the step there."""
         self.forget()
@@ -83,14 +73,12 @@ class Skipper(Front):
         keep_out_of_graphs()  # a pickled model may be loaded in a process that has not skipped anything yet
 
     def put(self) -> None:
-        """Take the place of the model's call, also if something else has taken it since."""
         super().put()
         if hasattr(type(self.model), NAMED) and not isinstance(vars(self.model).get(NAMED), NamedPasses):
             setattr(self.model, NAMED, NamedPasses(self))
         self._put_before(self.session.steps.pipeline)
 
     def take_out(self) -> None:
-        """Put back what was there before."""
         super().take_out()
         if isinstance(vars(self.model).get(NAMED), NamedPasses):
             delattr(self.model, NAMED)
@@ -108,22 +96,14 @@ class Skipper(Front):
         return self.decisions.runs
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """How many steps of the current or the last generation were computed, and in how many a pass was predicted."""
-        return self.decisions.counts
-
-    @property
     def num_bytes(self) -> int:
-        """Memory held by outputs."""
         calls = [call for net in self.controlnets if (call := controlnet.call_of(net)) is not None]
         return self.passes.num_bytes + sum(each.num_bytes for each in calls)
 
     def summary(self) -> SkipSummary:
-        """Which steps are computed, and how the others are predicted."""
-        return summarize(self.by_steps, self.generation, self.counts, self.num_bytes)
+        return summarize(self.by_steps, self.generation, self.decisions.counts, self.num_bytes)
 
     def acts_in(self, num_steps: int) -> bool:
-        """Whether any of so many steps is skipped."""
         skip = self.by_steps(num_steps)
         return skip is not None and skip.count(num_steps) < num_steps
 
@@ -257,10 +237,26 @@ class EndCall(Hook):
     call: Call
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """After the denoiser has run."""
         remove_hooks(module, lambda hook: hook is self)
         self.skipper.session.tick = None
         return self.skipper.end(self.call, output)
+
+
+@dataclass(eq=False)
+class NamedPasses:
+    """`cache_context` of a denoiser: notes the name of the pass, and does what it did before."""
+
+    skipper: Skipper
+
+    @contextmanager
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+        skipper = self.skipper
+        before, skipper.pass_name = skipper.pass_name, name
+        try:
+            with getattr(type(skipper.model), NAMED)(skipper.model, name, *args, **kwargs):
+                yield
+        finally:
+            skipper.pass_name = before
 
 
 @cache

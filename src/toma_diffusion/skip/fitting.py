@@ -63,7 +63,6 @@ class Vectors:
         return solved
 
     def energy(self, vector: Tensor) -> float:
-        """The squared length."""
         return max(0.0, float(vector @ self.products @ vector))
 
 
@@ -83,11 +82,9 @@ class Solver:
 
 
 class Fit:
-    """Generations that were recorded, and the weights that follow from them.
+    """Recorded generations of which every step was computed, and the weights that follow from them.
 
-    Args:
-        teachers: generations of which every step was computed.
-        prior: what is used where nothing was learned; weights are shrunk towards it.
+    Weights are shrunk towards the prior.
     """
 
     def __init__(self, teachers: Sequence[Trajectory], prior: Prior) -> None:
@@ -99,18 +96,12 @@ class Fit:
         self.solvers.append(last or self.solvers[-1])  # what returns pictures does not say what the last step made
 
     def weights(
-        self,
-        computed: Sequence[int],
-        students: Vectors | None = None,
-        shrink: float = SHRINK,
+        self, computed: Sequence[int], students: Vectors | None = None, shrink: float = SHRINK
     ) -> dict[int, tuple[Weights, ...]]:
         """The weights of all steps that are not computed, for every pass.
 
-        Args:
-            computed: the steps that are.
-            students: the same generations with these skipped steps, if they were made: weights are then fitted to the
-                samples and outputs that such generations really have.
-            shrink: how strongly weights are kept to the prior.
+        If the same generations were made with these skipped steps (`students`), weights are fitted to the samples and
+        outputs that such generations really have.
         """
         vectors, kind = (self.vectors, "teacher") if students is None else (students, "student")
         found: dict[int, tuple[Weights, ...]] = {}
@@ -140,7 +131,6 @@ class Fit:
 
     @property
     def last_sample(self) -> Tensor:
-        """What the last step makes."""
         steps = (self.num_steps - 1, self.num_steps - 2)
         samples = [self.vectors["teacher", "x", step] for step in steps]
         outputs = [[self.vectors["teacher", number, step] for number in range(self.passes)] for step in steps]
@@ -202,11 +192,8 @@ class Fit:
 class _Run:
     """A computed step and the skipped ones after it: how far samples and outputs are from those of the teachers.
 
-    Args:
-        of: what is fitted.
-        vectors: of the generations.
-        kind: those that the run goes through: of the teachers, or of students.
-        history: the last computed steps, the latest first.
+    It goes through the generations of one `kind`, teachers or students. `history` are the last computed steps, the
+    latest first.
     """
 
     def __init__(self, of: Fit, vectors: Vectors, kind: str, history: Sequence[int]) -> None:
@@ -236,7 +223,7 @@ class _Run:
         vectors, passes = self.vectors, range(self.of.passes)
         # What may be added to the prediction of one pass, or of all of them: the sample.
         terms: list[tuple[tuple[int, ...], Tensor]] = [
-            ((number,), change) for number in passes for change in _changes(self.outputs[number])
+            ((number,), change) for number in passes for change in changes_of(self.outputs[number])
         ]
         terms.append((tuple(passes), sample))
         of_solver = self.of.solvers[step].outputs[0]
@@ -274,7 +261,7 @@ class _Run:
         return solver.next([self.samples_off[each] for each in steps], [self.outputs_off[each] for each in steps])
 
 
-def _changes(outputs: Sequence[Tensor]) -> list[Tensor]:
+def changes_of(outputs: Sequence[Tensor]) -> list[Tensor]:
     """The latest output, and its changes of first, second, … order."""
     changes, row = [], list(outputs)
     while row:
@@ -288,52 +275,6 @@ def _weights(base: Weights, of_changes: Sequence[float], of_sample: float) -> We
     count = len(of_changes)
     total = torch.zeros(count, dtype=torch.float64)
     total[: len(base.outputs)] += torch.tensor(base.outputs[:count], dtype=torch.float64)
-    for weight, change in zip(of_changes, _changes(list(torch.eye(count, dtype=torch.float64))), strict=True):
+    for weight, change in zip(of_changes, changes_of(list(torch.eye(count, dtype=torch.float64))), strict=True):
         total += weight * change
     return Weights(tuple(total.tolist()), base.sample + of_sample, base.last_sample)
-
-
-class Places:
-    """Proposes which steps to compute: the lists with the least sum of errors over their runs of skipped steps.
-
-    The error of a run is what is left of its whole change after the best weights, which depend on the two last computed
-    steps. How much an error in a certain step counts in the result is not known, so there is a proposal for each of
-    several guesses.
-    """
-
-    def __init__(self, of: Fit) -> None:
-        self.num_steps, vectors = of.num_steps, of.vectors
-        samples = torch.stack([*(vectors["teacher", "x", step] for step in range(of.num_steps)), of.last_sample])
-        sizes = ((samples @ vectors.products) * samples).sum(1)
-        self.errors: dict[tuple[int | None, int], list[float]] = {}
-        for last in range(of.num_steps):
-            for before in (None, *range(last)):
-                if (before is None) != (last == 0):
-                    continue
-                history = [last] if before is None else [last, before]
-                terms = [vectors["teacher", "x", last]]
-                for number in range(of.passes):
-                    terms += _changes([vectors["teacher", number, each] for each in history])
-                matrix, targets = torch.stack(terms), samples[last + 1 :]
-                gram, wanted = matrix @ vectors.products @ matrix.T, matrix @ vectors.products @ targets.T
-                ridge = torch.diag(gram.diagonal() * 1e-9)
-                solved = torch.linalg.solve(gram + ridge, wanted)
-                energies = (sizes[last + 1 :] - (wanted * solved).sum(0)).clamp_min(0)
-                energies[0] = 0.0  # nothing is skipped
-                self.errors[before, last] = energies.tolist()
-
-    def best(self, count: int, growth: float) -> tuple[int, ...]:
-        """The steps to compute. An error at the end counts `growth` times as much as one at the beginning."""
-        end = self.num_steps
-        cost: dict[tuple[int | None, int], tuple[float, tuple[int, ...]]] = {(None, 0): (0.0, (0,))}
-        for number in range(1, count):
-            better: dict[tuple[int | None, int], tuple[float, tuple[int, ...]]] = {}
-            for (before, last), (total, steps) in cost.items():
-                for step in range(last + 1, end - (count - number) + 1):
-                    error = self.errors[before, last][step - last - 1]
-                    found = total + error * growth ** (step / end)
-                    if (last, step) not in better or found < better[last, step][0]:
-                        better[last, step] = found, (*steps, step)
-            cost = better
-        finals = [(total + self.errors[key][end - key[1] - 1] * growth, steps) for key, (total, steps) in cost.items()]
-        return min(finals)[1]

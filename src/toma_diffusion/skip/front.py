@@ -10,10 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from toma_diffusion.engine.compile import skip_frames
-
-CALL = "_compiled_call_impl"
-"""What `nn.Module.__call__` calls in place of its own, if it is set. Never copied or pickled with a module."""
+from toma_diffusion.engine.compile import CALL, skip_frames
 
 
 class Front:
@@ -37,14 +34,12 @@ class Front:
 
     @property
     def model(self) -> nn.Module:
-        """Whose call it is."""
         model = self._model()
         assert model is not None
         return model
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the model calls it."""
         return vars(self.model).get(CALL) is self
 
     def put(self) -> None:
@@ -54,7 +49,6 @@ class Front:
             setattr(self.model, CALL, self)
 
     def take_out(self) -> None:
-        """Put back what was there before."""
         if self.is_in_place:
             delattr(self.model, CALL)
             if self.inner is not None:
@@ -72,7 +66,6 @@ class Front:
         return self.answer(self.run, args, kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what was called before."""
         if self.inner is not None:
             return self.inner(*args, **kwargs)
         return self.model._call_impl(*args, **kwargs)
@@ -100,11 +93,9 @@ class CompiledFront:
         self._compiled = weakref.ref(compiled)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Never part of a compiled graph; what it calls may be one."""
         return self.front.answer(self.run, args, kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what was called before."""
         compiled = self._compiled()
         assert compiled is not None
         self.front.is_inside = True

@@ -1,13 +1,14 @@
-"""What is settled when a generation begins: which steps are computed, and how the others are predicted."""
+"""What is settled when a generation begins (which steps are computed, and how the others are predicted), and what is
+decided step by step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from toma_diffusion.engine.clock import Running, StepCounter, Tick
+from toma_diffusion.engine.clock import Running, StepCounter, Tick, steps_unknown
 from toma_diffusion.errors import UsageError
 from toma_diffusion.skip import prior
 from toma_diffusion.skip.config import BySteps, Skip
@@ -44,25 +45,12 @@ class Generation:
         *,
         teaches: bool,
     ) -> Generation:
-        """Settle it at its first call.
-
-        Args:
-            model: the denoiser.
-            tick: the place of the call.
-            steps: knows the scheduler.
-            running: the pipeline, if one is running.
-            by_steps: the settings, by the number of steps.
-            teaches: whether it is learned from: every step is computed then.
-        """
+        """Settle it at its first call. If it `teaches`, it is learned from: every step is computed."""
         scheduler, name = steps.scheduler, type(model).__name__
         num_steps = tick.num_steps
         skip = by_steps(num_steps)
         if skip is not None and num_steps is None and not isinstance(skip.computed, tuple):
-            raise RuntimeError(
-                f"computed={skip.computed} needs the number of steps, which is not known here. Call "
-                "handle.begin(num_steps) before a generation and handle.step(i) before each step, run the model inside "
-                "a pipeline, or say which steps are computed."
-            )
+            raise steps_unknown(f"computed={skip.computed} needs", "say which steps are computed")
         eta = 0.0 if running is None else float(running.variables.get("eta") or 0.0)
         levels = None
         if scheduler is not None and num_steps is not None:
@@ -85,7 +73,6 @@ class Generation:
         return replace(self, computed=None if len(computed) == num_steps else computed, learned=learned)
 
     def computes(self, step: int) -> bool:
-        """Whether the plan is to run the denoiser in that step."""
         beyond = self.num_steps is not None and step >= self.num_steps
         return self.computed is None or beyond or step in self.computed
 
@@ -100,9 +87,7 @@ class Generation:
     def weights(self, tick: Tick, kept: tuple[int, ...]) -> Sequence[Weights]:
         """Those of a skipped step: for each of the passes that make up the batch, or of all of them.
 
-        Args:
-            tick: the place of the call.
-            kept: the last computed steps, the latest first.
+        `kept` are the last computed steps, the latest first.
         """
         learned = self.learned_weights(tick, kept)
         return [prior.predicted(self.levels, kept, tick.step)] if learned is None else learned
@@ -126,3 +111,43 @@ class Generation:
                 f"the weights of skipped steps were learned for {learned.passes} passes over a step, and this "
                 f"generation has {count}: guide it as it was learned, or {LEARN_AGAIN}."
             )
+
+
+@dataclass(eq=False)
+class Decisions:
+    """What was decided in one generation so far."""
+
+    step: int = -1
+    """The step in progress."""
+    runs: bool = True
+    """Whether the denoiser runs in the passes over it that are still to come."""
+    must_run_next: bool = False
+    """Whether it runs in the next step, whatever the plan: a pass over this one had nothing to be predicted from."""
+    _computed: set[int] = field(default_factory=set)
+    _predicted: set[int] = field(default_factory=set)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many steps were computed, and in how many a pass was predicted."""
+        return len(self._computed - self._predicted), len(self._predicted)
+
+    def begin_step(self, step: int, *, is_planned: bool) -> None:
+        """A call belongs to this step. `is_planned` says whether the plan is to run the denoiser in it."""
+        if step != self.step:
+            self.step, self.runs, self.must_run_next = step, self.must_run_next or is_planned, False
+
+    def run_without_history(self) -> None:
+        """A pass has nothing to be predicted from: run. If an earlier pass was predicted already, run next time too."""
+        self.runs, self.must_run_next = True, self.step in self._predicted
+
+    def run_again(self, step: int) -> None:
+        """Run in all passes over this step that are still to come, also if it was predicted already."""
+        if step == self.step:
+            self.runs, self.must_run_next = True, False
+            self._predicted.discard(step)
+        else:
+            self.must_run_next = True
+
+    def note(self, step: int, *, predicted: bool) -> None:
+        """A pass over this step was predicted, or computed."""
+        (self._predicted if predicted else self._computed).add(step)

@@ -1,9 +1,12 @@
-"""What a denoiser returned in earlier steps, and the weighted sum that takes the place of its next output."""
+"""What a denoiser returned in earlier steps, and the weighted sum that takes the place of its next output.
+
+The passes over a step, such as the two halves of guidance, are each predicted from their own outputs alone.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from toma_diffusion.engine.arguments import Given
-from toma_diffusion.engine.clock import Identity
+from toma_diffusion.engine.clock import Identity, Tick
 from toma_diffusion.skip.learned import Weights
 
 SAMPLES = ("sample", "hidden_states", "x", "img", "latents")
@@ -71,15 +74,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 @dataclass(eq=False)
-class Kept:
-    """One output, taken apart."""
-
-    step: int
-    leaves: list[Any]
-    """Its tensors, and what else is in it, in order. Tensors are copies."""
-
-
-@dataclass(eq=False)
 class History:
     """The last outputs of one pass, the latest first."""
 
@@ -88,36 +82,33 @@ class History:
     conditioning: Identity = field(default_factory=lambda: Identity(None))
     structure: Any = None
     """How leaves make up an output."""
-    kept: list[Kept] = field(default_factory=list)
+    kept: dict[int, list[Any]] = field(default_factory=dict)
+    """By the step, the latest first: the tensors of an output, which are copies, and what else is in it, in order."""
     samples: tuple[Tensor, ...] = ()
     """That the last output was computed from, if they are needed."""
 
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps whose outputs are kept, the latest first."""
-        return tuple(each.step for each in self.kept)
+        return tuple(self.kept)
 
     @property
     def num_bytes(self) -> int:
-        """Memory held."""
-        leaves = [leaf for each in self.kept for leaf in each.leaves if isinstance(leaf, Tensor)]
+        leaves = [leaf for each in self.kept.values() for leaf in each if isinstance(leaf, Tensor)]
         return sum(each.nbytes for each in (*leaves, *self.samples))
 
     def keep(self, step: int, output: Any, seen: Seen, depth: int, keep_samples: bool) -> None:
         """Keep a copy of the output of a computed step, and so many in all."""
         leaves, self.structure = take_apart(output)
         copies = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self.kept = [Kept(step, copies), *(each for each in self.kept if each.step != step)][:depth]
+        others = [(each, found) for each, found in self.kept.items() if each != step]
+        self.kept = dict([(step, copies), *others][:depth])
         self.samples = tuple(each.detach().clone() for each in seen.samples) if keep_samples else ()
 
     def predict(self, weights: Sequence[Weights], seen: Seen) -> Any:
-        """What the denoiser would return.
-
-        Args:
-            weights: for each of the passes that make up the batch; or of all of them.
-            seen: the call.
-        """
-        latest = self.kept[0].leaves
+        """What the denoiser would return. The weights are for each of the passes that make up the batch, or for all."""
+        outputs = list(self.kept.values())
+        latest = outputs[0]
         sources, last_sources = pair(latest, seen.samples), pair(latest, self.samples)
         leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in latest]
         noisy = [(index, source) for index, source in enumerate(sources) if source is not None]
@@ -126,9 +117,67 @@ class History:
             size = len(noisy) // len(weights)
             of_leaves = [weights[number // size : number // size + 1] for number in range(len(noisy))]
         for (index, source), of_leaf in zip(noisy, of_leaves, strict=True):
-            outputs = [each.leaves[index] for each in self.kept]
-            _put_sum(leaves[index], of_leaf, outputs, source, last_sources[index])
+            _put_sum(leaves[index], of_leaf, [each[index] for each in outputs], source, last_sources[index])
         return _pytree.tree_unflatten(leaves, self.structure)
+
+
+@dataclass(eq=False)
+class Passes:
+    """Those of one generation."""
+
+    count: int = 0
+    """Over its first step."""
+    last_computed: int = -1
+    """The last step that was computed."""
+    _histories: dict[Hashable, History] = field(default_factory=dict)
+    _named: dict[str, int] = field(default_factory=dict)
+    """How many passes over this step had that name, less one."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.num_bytes for each in self._histories.values())
+
+    @property
+    def can_predict(self) -> bool:
+        return any(map(self.is_latest, self._histories.values()))
+
+    def is_latest(self, history: History) -> bool:
+        """Whether its pass came in the last computed step."""
+        return history.steps[0] == self.last_computed
+
+    def key_of(self, tick: Tick, name: str | None, *, begins_step: bool) -> Hashable:
+        """Which pass a call is: by the pipeline's name for it, or by its place among the passes over the step."""
+        if begins_step or tick.pass_index == 0:
+            self._named.clear()
+        if name is None:
+            return tick.pass_index
+        number = self._named[name] = self._named.get(name, -1) + 1
+        return name, number
+
+    def history(self, key: Hashable, seen: Seen) -> History | None:
+        """The outputs of this pass; None if there are none that fit."""
+        history = self._histories.get(key)
+        if history is None or history.shapes != seen.shapes:
+            return None
+        if not history.conditioning.holds(seen.conditioning):
+            others = [each for each in self._histories.values() if each.conditioning.holds(seen.conditioning)]
+            if others or not history.conditioning.is_gone:
+                return None  # passes have changed places
+        return history
+
+    def note(self, tick: Tick) -> None:
+        self.last_computed = tick.step
+        if tick.step == 0:
+            self.count = max(self.count, (tick.pass_index + 1) * tick.parts)
+
+    def keep(self, key: Hashable, step: int, output: Any, seen: Seen, needs: tuple[int, bool]) -> History:
+        """Keep the output of a computed pass. Returns all that are kept of it."""
+        history = self._histories.get(key)
+        if history is None or history.shapes != seen.shapes:
+            history = self._histories[key] = History(seen.shapes)
+        history.conditioning = Identity(seen.conditioning)
+        history.keep(step, output, seen, *needs)
+        return history
 
 
 def take_apart(output: Any) -> tuple[list[Any], Any]:

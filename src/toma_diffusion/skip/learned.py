@@ -11,6 +11,7 @@ from typing import Any
 
 from toma_diffusion.checks import check_integer
 from toma_diffusion.errors import UsageError
+from toma_diffusion.files import read_json
 
 FORMAT = 1
 """Of the file."""
@@ -68,12 +69,10 @@ class LearnedSteps:
 
     @property
     def count(self) -> int:
-        """How many steps are computed."""
         return len(self.computed)
 
     @property
     def depth(self) -> int:
-        """How many outputs are kept."""
         return max((len(each.outputs) for passes in self.weights.values() for each in passes), default=1)
 
     @property
@@ -174,16 +173,7 @@ class Learned:
     def read(cls, path: str | Path) -> Learned:
         """From a file. Raises `UsageError` if it is none of ours."""
         what = f"learned={str(path)!r}"
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(
-                f"{what} cannot be read ({error.strerror}): give a file that handle.save or `toma learn` wrote."
-            ) from error
-        except ValueError as error:
-            raise UsageError(
-                f"{what} is not JSON ({error}): give a file that handle.save or `toma learn` wrote."
-            ) from error
+        values = read_json(path, what, "handle.save or `toma learn`")
         held = values.get("format") if isinstance(values, dict) else None
         if held != FORMAT or "steps" not in values:
             raise UsageError(
@@ -203,10 +193,8 @@ class Learned:
             raise UsageError(f"{what} is not complete ({error}): {LEARN_AGAIN}.") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields by name, in types that JSON has."""
         values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return values
 
     def to_json(self) -> str:
-        """What a file holds."""
         return json.dumps({"format": FORMAT, **self.to_dict()}) + "\n"

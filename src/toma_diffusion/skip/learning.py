@@ -9,8 +9,7 @@ whether it is closer there than with nothing learned. If not, it is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -20,13 +19,13 @@ import torch
 from torch import Tensor
 
 from toma_diffusion.errors import UsageError
-from toma_diffusion.skip.about import About, lists_of
 from toma_diffusion.skip.config import Always, BySteps, Skip
 from toma_diffusion.skip.denoiser import Skipper
 from toma_diffusion.skip.fitting import Fit
 from toma_diffusion.skip.learned import Learned, LearnedSteps, Weights
 from toma_diffusion.skip.proposals import Found, Proposals
-from toma_diffusion.skip.recording import Recorder, Trajectory
+from toma_diffusion.skip.recording import About, Recorder, Trajectory
+from toma_diffusion.skip.schedule import lists_of
 from toma_diffusion.skip.store import NoStore, Store
 
 FEWEST = 3
@@ -100,7 +99,7 @@ class Learning:
     def _run(self) -> tuple[Learned, list[LearnedSteps]]:
         self.teachers, self.about = self._teachers()
         first = self.teachers[0]
-        lists = lists_of(self.wanted, first, self.about.levels)
+        lists = lists_of(self.wanted, first.num_steps, first.required, self.about.levels)
         self._planned += self.checks * sum(2 * count / first.num_steps for count in lists)
         self.fit = Fit(self.teachers[: -self.checks], self.about.prior)
         closed = {count: Found(computed, self.fit.weights(computed)) for count, computed in lists.items()}
@@ -122,10 +121,10 @@ class Learning:
             self._tell(f"recording generation {index + 1} of {len(self.generations)}, with every step computed")
             kept = self.store.read(f"whole-{index}")
             if kept is None:
-                with self._recording(wants_all=True) as recorder:
-                    trajectory = self._generate(generate, recorder)
+                trajectory = self._record(generate, wants_all=True)
                 about = About.of(self.skippers, trajectory)
-                lists_of(self.wanted, trajectory, about.levels)  # raises before the others are made
+                # raises before the others are made
+                lists_of(self.wanted, trajectory.num_steps, trajectory.required, about.levels)
                 self.store.write(f"whole-{index}", trajectory.to_dict())
                 self.store.write("about", about.to_dict())
             else:
@@ -141,18 +140,15 @@ class Learning:
         return found, about
 
     def _measure(self, index: int, skip: Skip, weights: Mapping[int, tuple[Weights, ...]] | None) -> Trajectory:
-        """One generation with skipped steps."""
         teacher = self.teachers[index]
-        for skipper in self.skippers:
-            skipper.by_steps = Always(skip)
-            skipper.forget()
         if weights is not None:
             assert isinstance(skip.computed, tuple)
             learned = self.about.learned([LearnedSteps(computed=skip.computed, weights=weights)])
-            for skipper in self.skippers:
-                skipper.by_steps = Always(Skip(computed=skip.computed, learned=learned))
-        with self._recording(wants_all=False) as recorder:
-            trajectory = self._generate(self.generations[index], recorder)
+            skip = Skip(computed=skip.computed, learned=learned)
+        for skipper in self.skippers:
+            skipper.by_steps = Always(skip)
+            skipper.forget()
+        trajectory = self._record(self.generations[index], wants_all=False)
         self._made += skip.count(teacher.num_steps) / teacher.num_steps
         pairs = zip(
             [teacher.samples[0], *teacher.outputs[0]], [trajectory.samples[0], *trajectory.outputs[0]], strict=True
@@ -165,21 +161,16 @@ class Learning:
             )
         return trajectory
 
-    @contextmanager
-    def _recording(self, *, wants_all: bool) -> Iterator[Recorder]:
+    def _record(self, generate: Generate, *, wants_all: bool) -> Trajectory:
         recorder = Recorder(wants_all=wants_all)
         for skipper in self.skippers:
             skipper.recorder, skipper.session.enabled = recorder, True
         try:
-            yield recorder
+            with torch.no_grad():
+                returned = generate()
         finally:
             for skipper in self.skippers:
                 skipper.recorder = None
-
-    @staticmethod
-    def _generate(generate: Generate, recorder: Recorder) -> Trajectory:
-        with torch.no_grad():
-            returned = generate()
         if recorder.current is None:
             raise UsageError("a generation to learn from did not call the denoiser: call the pipeline in it.")
         recorder.current.finish(returned)

@@ -67,8 +67,6 @@ def read_levels(scheduler: Any, first: int, num_steps: int, eta: float = 0.0, mo
 
     Args:
         scheduler: of diffusers, with its timesteps set; or `Levels`, which are returned as they are.
-        first: index of the first step among the scheduler's.
-        num_steps: of the generation.
         eta: how much noise DDIM adds.
         model_name: the name of the denoiser's class.
     """

@@ -9,25 +9,19 @@ from torch import nn
 
 from toma_diffusion.engine.clock import Tick
 from toma_diffusion.errors import UsageError
-from toma_diffusion.skip.about import About, lists_of
 from toma_diffusion.skip.config import BySteps
 from toma_diffusion.skip.denoiser import Skipper
 from toma_diffusion.skip.fitting import Fit
 from toma_diffusion.skip.history import Seen
 from toma_diffusion.skip.learned import Learned, LearnedSteps
-from toma_diffusion.skip.recording import Recorder, Trajectory
+from toma_diffusion.skip.recording import About, Recorder, Trajectory
+from toma_diffusion.skip.schedule import lists_of
 
 
 class NextGenerations(Recorder):
     """Learns from the next generations while they are used: they run whole, and the closed form follows.
 
-    It never raises: what stands in the way is told.
-
-    Args:
-        skippers: of the denoisers of one pipeline.
-        count: how many generations.
-        wanted: what says how many steps are computed: one for every number to learn.
-        when_done: gets what was learned, or why nothing was.
+    It never raises: `when_done` gets what was learned, or why nothing was. The other arguments are those of `Learning`.
     """
 
     def __init__(
@@ -73,7 +67,7 @@ class NextGenerations(Recorder):
         about = About.of(self.skippers, last)
         fit, check = Fit(lessons, about.prior), Fit([last], about.prior)
         kept, refused = [], []
-        for count, computed in lists_of(self.wanted, last, about.levels).items():
+        for count, computed in lists_of(self.wanted, last.num_steps, last.required, about.levels).items():
             weights = fit.weights(computed)
             if check.error(computed, weights) < check.error(computed, None):
                 kept.append(LearnedSteps(computed=computed, weights=weights))

@@ -31,13 +31,7 @@ def needs(levels: Levels | None) -> tuple[int, bool]:
 
 
 def predicted(levels: Levels | None, computed: Sequence[int], now: int) -> Weights:
-    """The weights with which step `now` is predicted.
-
-    Args:
-        levels: of the generation, if they are known.
-        computed: the last computed steps, the latest first.
-        now: the skipped step.
-    """
+    """The weights with which step `now` is predicted. `computed` are the last computed steps, the latest first."""
     last = computed[0]
     if levels is None or max(last, now) >= len(levels.angles):
         return LAST

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from toma_diffusion.skip.about import with_required
-from toma_diffusion.skip.fitting import SHRINK, Fit, Places
+import torch
+
+from toma_diffusion.skip.fitting import SHRINK, Fit, changes_of
 from toma_diffusion.skip.learned import Weights
 from toma_diffusion.skip.recording import Trajectory
+from toma_diffusion.skip.schedule import with_required
 
 GROWTHS = (1.0, 4.0, 16.0)
 """How much more an error at the end may count than one at the beginning: guesses for lists of steps."""
@@ -34,12 +36,7 @@ class Found:
 
 
 class Proposals:
-    """Proposals from recorded generations.
-
-    Args:
-        fit: of those generations.
-        required: steps that must be computed.
-    """
+    """Proposals from recorded generations. Every one computes the `required` steps."""
 
     def __init__(self, fit: Fit, required: Sequence[int]) -> None:
         self.fit, self.required = fit, required
@@ -91,3 +88,49 @@ def moved(computed: tuple[int, ...], num_steps: int, required: Sequence[int]) ->
             if 0 < step < num_steps and step not in computed and computed[place] not in required:
                 found.append(tuple(sorted({*computed, step} - {computed[place]})))
     return found
+
+
+class Places:
+    """Proposes which steps to compute: the lists with the least sum of errors over their runs of skipped steps.
+
+    The error of a run is what is left of its whole change after the best weights, which depend on the two last computed
+    steps. How much an error in a certain step counts in the result is not known, so there is a proposal for each of
+    several guesses.
+    """
+
+    def __init__(self, of: Fit) -> None:
+        self.num_steps, vectors = of.num_steps, of.vectors
+        samples = torch.stack([*(vectors["teacher", "x", step] for step in range(of.num_steps)), of.last_sample])
+        sizes = ((samples @ vectors.products) * samples).sum(1)
+        self.errors: dict[tuple[int | None, int], list[float]] = {}
+        for last in range(of.num_steps):
+            for before in (None, *range(last)):
+                if (before is None) != (last == 0):
+                    continue
+                history = [last] if before is None else [last, before]
+                terms = [vectors["teacher", "x", last]]
+                for number in range(of.passes):
+                    terms += changes_of([vectors["teacher", number, each] for each in history])
+                matrix, targets = torch.stack(terms), samples[last + 1 :]
+                gram, wanted = matrix @ vectors.products @ matrix.T, matrix @ vectors.products @ targets.T
+                ridge = torch.diag(gram.diagonal() * 1e-9)
+                solved = torch.linalg.solve(gram + ridge, wanted)
+                energies = (sizes[last + 1 :] - (wanted * solved).sum(0)).clamp_min(0)
+                energies[0] = 0.0  # nothing is skipped
+                self.errors[before, last] = energies.tolist()
+
+    def best(self, count: int, growth: float) -> tuple[int, ...]:
+        """The steps to compute. An error at the end counts `growth` times as much as one at the beginning."""
+        end = self.num_steps
+        cost: dict[tuple[int | None, int], tuple[float, tuple[int, ...]]] = {(None, 0): (0.0, (0,))}
+        for number in range(1, count):
+            better: dict[tuple[int | None, int], tuple[float, tuple[int, ...]]] = {}
+            for (before, last), (total, steps) in cost.items():
+                for step in range(last + 1, end - (count - number) + 1):
+                    error = self.errors[before, last][step - last - 1]
+                    found = total + error * growth ** (step / end)
+                    if (last, step) not in better or found < better[last, step][0]:
+                        better[last, step] = found, (*steps, step)
+            cost = better
+        finals = [(total + self.errors[key][end - key[1] - 1] * growth, steps) for key, (total, steps) in cost.items()]
+        return min(finals)[1]

@@ -1,10 +1,11 @@
-"""Keeps what goes into a denoiser and what comes out, while generations run that are learned from."""
+"""Keeps what goes into a denoiser and what comes out, while generations run that are learned from; and what these
+generations have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,12 @@ from torch import Tensor, nn
 from toma_diffusion.engine.clock import Tick
 from toma_diffusion.errors import UsageError
 from toma_diffusion.skip.history import Seen, pair, take_apart, trimmed
+from toma_diffusion.skip.learned import Learned, LearnedSteps, Weights
+from toma_diffusion.skip.levels import Levels
+from toma_diffusion.skip.prior import predicted
+
+if TYPE_CHECKING:
+    from toma_diffusion.skip.denoiser import Skipper
 
 MOST_VALUES = 2**15
 """Of each sample and each output so many values are kept, evenly spread."""
@@ -56,7 +63,6 @@ class Trajectory:
 
     @property
     def passes(self) -> int:
-        """Over a step."""
         return len(self.outputs[0])
 
     @property
@@ -66,7 +72,6 @@ class Trajectory:
         return self.num_steps > 1 and 0 in self.outputs and len(last) == self.passes
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields by name, for `torch.save`."""
         return dict(vars(self))
 
     @property
@@ -90,7 +95,6 @@ class Recorder:
         self._models: dict[int, int] = {}
 
     def note(self, model: nn.Module, tick: Tick, seen: Seen, output: Any) -> None:
-        """A call of the denoiser, and what it returned, computed or predicted."""
         if tick.generation != self._generation:
             if tick.num_steps is None:
                 raise UsageError("the number of steps is not known: learn inside a pipeline, or call handle.begin.")
@@ -132,3 +136,44 @@ def _vector(tensors: Sequence[Tensor]) -> Tensor:
     flat = torch.cat([each.detach().reshape(-1).float() for each in tensors])
     every = -(-flat.numel() // MOST_VALUES) | 1  # odd, so that no row of an image is left out
     return flat[::every].clone()
+
+
+@dataclass(frozen=True)
+class About:
+    """What generations have in common."""
+
+    model_class: str
+    num_steps: int
+    passes: int
+    levels: Levels | None
+    scheduler: str
+    guidance: float | None
+
+    @classmethod
+    def of(cls, skippers: Sequence[Skipper], trajectory: Trajectory) -> About:
+        """As the last generation noted it."""
+        generation = max((skipper.generation for skipper in skippers), key=lambda each: each.number)
+        name = type(skippers[0].model).__name__
+        return cls(name, *trajectory.kind, generation.levels, generation.scheduler, generation.guidance)
+
+    def prior(self, history: Sequence[int], step: int) -> Weights:
+        return predicted(self.levels, history, step)
+
+    def learned(self, steps: Sequence[LearnedSteps]) -> Learned:
+        return Learned(
+            model_class=self.model_class,
+            num_steps=self.num_steps,
+            passes=self.passes,
+            scheduler=self.scheduler,
+            guidance=self.guidance,
+            angles=() if self.levels is None else self.levels.angles,
+            steps=tuple(steps),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self) | {"levels": None if self.levels is None else dict(vars(self.levels))}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> About:
+        levels = values["levels"]
+        return cls(**{**values, "levels": None if levels is None else Levels(**levels)})

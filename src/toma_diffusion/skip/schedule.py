@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from toma_diffusion.skip.config import Skip
+from toma_diffusion.errors import UsageError
+from toma_diffusion.skip.config import BySteps, Skip
 from toma_diffusion.skip.levels import Levels
 
 CLEAREST, NOISIEST = 2.0, -20.0
@@ -44,12 +46,7 @@ def computed_steps(skip: Skip, num_steps: int, levels: Levels | None = None) -> 
 
 
 def spread(count: int, levels: Sequence[float]) -> tuple[int, ...]:
-    """So many steps, nearly evenly spaced in the logarithm of signal to noise, after the first.
-
-    Args:
-        count: how many.
-        levels: the logarithm by step, rising.
-    """
+    """So many steps, nearly evenly spaced in these logarithms of signal to noise, which rise, after the first."""
     clipped = [max(NOISIEST, min(level, CLEAREST)) for level in levels]
     chosen, start = [0], clipped[min(1, len(levels) - 1)]  # the first step is often noise alone, infinitely far off
     last = clipped[-1] - TAIL * (clipped[-1] - start) / max(1.0, count - 2 + TAIL)
@@ -69,3 +66,36 @@ def spread_by_index(count: int, num_steps: int) -> tuple[int, ...]:
         wanted = round(end * (number / (count - 1)) ** GROWTH_BY_INDEX)
         chosen.append(min(max(wanted, chosen[-1] + 1), num_steps - count + number))
     return tuple(chosen)
+
+
+def lists_of(
+    wanted: Sequence[BySteps], num_steps: int, required: Sequence[int], levels: Levels | None
+) -> dict[int, tuple[int, ...]]:
+    """The steps that learning begins with, by their number, most first. `wanted` says how many, or which."""
+    found: dict[int, tuple[int, ...]] = {}
+    skips = [skip for by_steps in wanted if (skip := by_steps(num_steps)) is not None]
+    for skip in sorted(skips, key=lambda each: isinstance(each.computed, tuple)):  # lists of one's own count most
+        if (count := skip.count(num_steps)) < num_steps:
+            computed = computed_steps(replace(skip, learned=None), num_steps, levels)
+            found[count] = with_required(computed, required)
+    if not found:
+        raise UsageError(
+            f"all {num_steps} steps would be computed: there is nothing to learn. Learn with more steps, or say how "
+            "many are computed."
+        )
+    return dict(sorted(found.items(), reverse=True))
+
+
+def with_required(computed: tuple[int, ...], required: Sequence[int]) -> tuple[int, ...]:
+    """The same number of steps, with the first step of every denoiser among them."""
+    for step in required:
+        if step not in computed:
+            free = [each for each in computed if each not in required and each != 0]
+            if not free:
+                raise UsageError(
+                    f"{len(computed)} computed steps are too few: each of the {len(required)} denoisers computes its "
+                    "first."
+                )
+            nearest = min(free, key=lambda each: abs(each - step))
+            computed = tuple(sorted({*computed, step} - {nearest}))
+    return computed

@@ -29,20 +29,13 @@ class Store(Protocol):
 class NoStore:
     """Keeps nothing."""
 
-    def read(self, name: str) -> Any:
-        """Nothing was kept."""
+    def read(self, name: str) -> Any: ...
 
-    def write(self, name: str, value: Any) -> None:
-        """Nothing is."""
+    def write(self, name: str, value: Any) -> None: ...
 
 
 class FolderStore:
-    """Keeps it in a folder, a file for every name.
-
-    Args:
-        folder: is made if there is none.
-        settings: what the values belong to. A folder with values of other settings is refused.
-    """
+    """Keeps it in a folder, a file for every name. A folder with values of other settings is refused."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder, path = folder, folder / SETTINGS
@@ -62,17 +55,14 @@ class FolderStore:
             )
 
     def read(self, name: str) -> Any:
-        """What was kept under this name; None if nothing was."""
         path = self.folder / f"{name}.pt"
         return torch.load(path, weights_only=True) if path.exists() else None
 
     def write(self, name: str, value: Any) -> None:
-        """Keep plain values and tensors."""
         with replacing(self.folder / f"{name}.pt", "wb") as file:
             torch.save(value, file)
 
     def delete(self) -> None:
-        """Delete the folder and all that is in it."""
         self.clear(self.folder)
 
     @staticmethod

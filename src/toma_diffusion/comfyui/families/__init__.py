@@ -30,5 +30,4 @@ class Other(ComfyFamily):
 
 
 def find_comfy_family(model: nn.Module) -> ComfyFamily:
-    """The family of a model of ComfyUI."""
     return next((found for family in FAMILIES if (found := family()).matches(model)), Other())

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from toma_diffusion.families import Block, Call, Family, Given, Grid, PerToken, SiteSpec, around
-from toma_diffusion.merge.sites import never
+from toma_diffusion.families import Block, Call, Family, Given, Grid
 
 Options = Mapping[str, Any]
 """ComfyUI's `transformer_options` of a call."""
@@ -25,27 +24,19 @@ class ComfyFamily(Family):
         return kind.__name__ == self.model_class and kind.__module__ == self.module_name
 
     def call(self, model: nn.Module, given: Given, grid: Grid | None = None, **facts: Any) -> Call:
-        """As in the base, with the names that ComfyUI's models have for their arguments."""
         return super().call(model, given, grid, **{"sample": given["x"], "conditioning": given["context"]} | facts)
-
-
-def site(role: str, name: str, *per_token: PerToken, leave_whole: Callable[[Given], bool] = never) -> SiteSpec:
-    """A module of a block that is merged in scope `module`."""
-    return SiteSpec(name, frozenset({role}), around(name, *per_token), leave_whole)
 
 
 def block_builder(width: str, **facts: Any) -> Callable[[Any, str, str], Block]:
     """For a `Stack`: makes a `Block` of a module, its name and its kind.
 
-    Args:
-        width: the attribute of the module that holds the channels of its tokens.
-        facts: what all blocks of the stack have in common.
+    `width` is the attribute of the module that holds the channels of its tokens; all blocks of the stack have the
+    `facts` in common.
     """
     return lambda module, name, kind: Block(name=name, module=module, kind=kind, width=getattr(module, width), **facts)
 
 
 def transformer_options(given: Given) -> Options:
-    """The options of a call of a model."""
     options: Options = given["transformer_options"] or {}
     return options
 

@@ -14,7 +14,6 @@ from toma_diffusion.comfyui.families.base import (
     patches,
     replaced_blocks,
     rounded_up,
-    site,
 )
 from toma_diffusion.families import (
     Arguments,
@@ -30,6 +29,7 @@ from toma_diffusion.families import (
     Stack,
     UnmergeOutput,
     adds_residuals,
+    site,
 )
 from toma_diffusion.merge.sites import gather_rows
 

@@ -12,9 +12,8 @@ from toma_diffusion.comfyui.families.base import (
     patches,
     replaced_blocks,
     rounded_up,
-    site,
 )
-from toma_diffusion.families import Call, Given, Grid, PerToken, Stack, adds_residuals
+from toma_diffusion.families import Call, Given, Grid, PerToken, Stack, adds_residuals, site
 
 POSITIONS = PerToken("image_rotary_emb", dims=(2,))
 """[batch, 1, tokens, channels / 2, 2, 2], for text, image and references."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from toma_diffusion.comfyui.families.base import ComfyFamily, patches, site, transformer_options
-from toma_diffusion.families import Block, Call, Given, Grid, plain_norm
+from toma_diffusion.comfyui.families.base import ComfyFamily, patches, transformer_options
+from toma_diffusion.families import Block, Call, Given, Grid, plain_norm, site
 
 TRANSFORMER, DOWN, UP = "SpatialTransformer", "Downsample", "Upsample"
 TOKEN_PATCHES = ("attn1_patch", "attn1_output_patch", "middle_patch", "attn2_patch", "attn2_output_patch")
@@ -29,7 +29,6 @@ class UNet(ComfyFamily):
         return super().matches(model) and any(_is(layer, TRANSFORMER) for layer in model.modules())
 
     def blocks(self, model: Any) -> list[Block]:
-        """All BasicTransformerBlocks: down, middle, up."""
         return [
             _block(block, f"{name}.transformer_blocks.{number}", name, level)
             for name, layer, level in _layers(model)

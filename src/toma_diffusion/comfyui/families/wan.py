@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from toma_diffusion.comfyui.families.base import ComfyFamily, block_builder, replaced_blocks, rounded_up, site
-from toma_diffusion.families import Call, Given, Grid, PerToken, Stack
+from toma_diffusion.comfyui.families.base import ComfyFamily, block_builder, replaced_blocks, rounded_up
+from toma_diffusion.families import Call, Given, Grid, PerToken, Stack, site
 
 POSITIONS = PerToken("freqs", dims=(1,))
 """[1, tokens, 1, channels / 2, 2, 2]."""
