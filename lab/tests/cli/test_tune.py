@@ -194,10 +194,8 @@ class TestPage:
             f"2 steps are taken in place of {STEPS}.",
             "image = pipe(prompt, num_inference_steps=2).images[0]",
             'id="cut" type="range"',
-            "Growth of errors by blocks and steps.",
             "The front: ",
             "cannot be used with a UNet2DConditionModel",
-            "step, of 4",
         ):
             assert part in text
 
@@ -258,7 +256,7 @@ class TestAgain:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [3, 20])  # in the map, and while candidates are measured
+@pytest.mark.parametrize("count", [2, 8])
 def test_killed_and_resumed(whole, command, tmp_path, count):
     """No measurement is made again, every distance is that of an undisturbed search, and so is the answer."""
     output = tmp_path / "run"

@@ -5,6 +5,7 @@ from functools import partialmethod
 import pytest
 import torch
 from run_folders import FACTS
+from tiny_clips import SIZE, clip_pipeline
 from tiny_text import PROMPTS, text_pipeline
 from toma_lab.metrics import Weights, open_metrics
 from toma_lab.pipelines.generation import ImageRequest, generate_latents
@@ -116,3 +117,18 @@ def test_compiled_and_then_as_before(pipe, meter, monkeypatch):
     assert measuring.folder.image_path(ORIGINAL.column_id, item).exists()
     assert all(module._compiled_call_impl is None for module in pipe.unet.modules())
     assert torch.equal(generate_latents(pipe, request), before)
+
+
+def test_clips_are_warmed_up_with_few_steps(tmp_path):
+    pipe, calls = clip_pipeline(), []
+    size = {"clips": True, "frames": 5, "width": SIZE[0], "height": SIZE[1]}
+    plan = TunePlan(model="", model_class="", prompts=PROMPTS, steps=6, **size)
+    measuring = Meter(
+        TuneFolder.start(tmp_path / "run", plan, FACTS),
+        pipe,
+        open_metrics(["psnr"], Weights(), torch.device("cpu"), clips=True),
+    )
+    hook = pipe.transformer.register_forward_pre_hook(lambda *_: calls.append(pipe.num_timesteps))
+    measuring.maker.make(ORIGINAL, [measuring.request(ORIGINAL, plan.items[0])])
+    hook.remove()
+    assert calls == [4] * 2 * 4 + [6] * 2 * 6

@@ -98,11 +98,6 @@ def makes_clips(pipe: Any) -> bool:
     return "num_frames" in inspect.signature(pipe.__call__).parameters
 
 
-def reports_steps(pipe: Any) -> bool:
-    """Whether a pipeline calls `on_step` after every step."""
-    return bool(_callback(inspect.signature(pipe.__call__).parameters, lambda step: None))
-
-
 def _check_makes_images(pipe: Any) -> None:
     if makes_clips(pipe):
         raise UsageError(f"a {type(pipe).__name__} generates clips, not images: use a pipeline of images here.")

@@ -1,12 +1,10 @@
 """The folder of a search: that of any run (toma_lab/folder.py), and
 
-    learned.json                          which steps to compute and how to predict the others, as it was learned
-    candidates.json                       all candidates, and why others were left out
-    answer.json                           the goal, the figures of every candidate, and which is chosen
-    tuned.json                            the chosen setting, for speed_up and toma generate
-    tune.html                             all of it as a page
-
-Its rows have, besides those of pictures, one for every cell of the map of sensitivity.
+learned.json                          which steps to compute and how to predict the others, as it was learned
+candidates.json                       all candidates, and why others were left out
+answer.json                           the goal, the figures of every candidate, and which is chosen
+tuned.json                            the chosen setting, for speed_up and toma generate
+tune.html                             all of it as a page
 """
 
 from __future__ import annotations
@@ -44,15 +42,6 @@ class TuneFolder(RunFolder[TunePlan]):
         names = {"title": column.title, "prompt": item.prompt, "seed": item.seed}
         self.rows.add({"run": "search", "column_id": column.column_id, "item": item.name, **names, **cells})
 
-    def growth(self, group: int, step: int) -> float | None:
-        """One cell of the map; None if it was not measured yet."""
-        row = self.rows.get(**_cell(group, step))
-        return None if row is None else float(row["growth"])
-
-    def write_growth(self, group: int, step: int, growth: float) -> None:
-        """Save it."""
-        self.rows.add({"run": "map", **_cell(group, step), "growth": growth})
-
     @property
     def candidates_path(self) -> Path:
         """The list of candidates."""
@@ -89,10 +78,6 @@ class TuneFolder(RunFolder[TunePlan]):
             return ClipSize(plan.frames, plan.width, plan.height)
         with Image.open(path) as file:
             return ClipSize(read_settings(path)["frames"], *file.size)
-
-
-def _cell(group: int, step: int) -> dict[str, str]:
-    return {"column_id": f"map-{group:02d}", "item": f"step-{step:04d}"}
 
 
 @contextmanager

@@ -41,9 +41,8 @@ class Meter:
         plan = self.folder.plan
         return Maker(self.pipe, plan.steps, plan.compile, fits_with=self.request(ORIGINAL, plan.items[0]))
 
-    def measure(self, turn: Turn) -> float:
-        """Measure and save one turn: the first candidate, the original, the second candidate. Returns the seconds of
-        the original."""
+    def measure(self, turn: Turn) -> None:
+        """Measure and save one turn: the first candidate, the original, the second candidate."""
         item, candidates = turn
         before = [(each, self._tried(each, item)) for each in candidates[:1]]
         original = self._make(ORIGINAL, item)
@@ -52,7 +51,6 @@ class Meter:
             self._save(candidate, item, made, original)
         for candidate in candidates[1:]:
             self._save(candidate, item, self._tried(candidate, item), original)
-        return original.seconds
 
     def request(self, column: Column, item: Item) -> ImageRequest:
         """What the pipeline is asked for."""
