@@ -42,9 +42,9 @@ from accelerate import PartialState
 from filelock import FileLock
 from quality_columns import CLIP_PARTS, PARTS, SKIPPING, Conditions, columns_at
 from toma_lab.columns import NOISE_FLOOR, UNCHANGED, Column
-from toma_lab.columns.fewer_steps import FewerSteps
 from toma_lab.columns.ours import count_blocks
 from toma_lab.columns.paper import PAPER, paper_columns
+from toma_lab.columns.steps import FewerSteps
 from toma_lab.costs import StepCosts
 from toma_lab.evaluate import BASE, EvalFolder, EvalPlan, Evaluation
 from toma_lab.facts import Facts, gather_facts

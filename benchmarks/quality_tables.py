@@ -78,7 +78,7 @@ CACHES = {
     "seacache": "SeaCache",
     "cache-dit": "Cache-DiT",
 }
-SOLVERS = {"dpmpp-2m": "DPM++ 2M", "unipc": "UniPC", "euler": "Euler", "ddim": "DDIM"}
+SOLVERS = {"dpmpp-2m": "DPM++ 2M", "unipc": "UniPC"}
 
 
 def equal_cost_table(model: str) -> str:
