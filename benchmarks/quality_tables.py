@@ -34,9 +34,8 @@ CONDITIONS = {
 """Where settings are compared: the file of the rows, and the steps."""
 CONDITIONS_OF = {
     "rotation": {"20 steps": ("rotation", "20"), "4 steps": ("rotation", "4")},
-    **{part: {"20 steps": ("video", "20")} for part in ("boxes", "nearness", "whole blocks")},
 }
-"""Of parts with rows of their own: by a commit that still had the setting, or of clips."""
+"""Of parts with rows of their own, by a commit that still had the setting."""
 COMPARED_BY = {
     "sharing": "share",
     "regions": "selection",
@@ -44,7 +43,6 @@ COMPARED_BY = {
     "guidance": "guidance_parts",
     "attention": "ratio",
     "rotation": "rotation",
-    "boxes": "region_tokens",
 }
 """The setting whose values are the columns; a part that is not named has the conditions as columns."""
 FEWER = ("steps", "fewer steps")

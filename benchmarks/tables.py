@@ -60,7 +60,7 @@ HEADLINE_SETTINGS = {
 HEADLINE_CHANGES = ("", "scale=1000.0", "skip_blocks=[]")
 JUDGES = ("bundled", "flux")
 """The demo models whose images are compared."""
-NOT_YET = ("quality_video.csv", *(f"quality_{name}_cpu.csv" for name in ("bundled", "flux", "video", "4step")))
+NOT_YET = tuple(f"quality_{name}_cpu.csv" for name in ("bundled", "flux", "video", "4step"))
 """Files that may not be there yet. Their tables are empty until then."""
 NOTES = {"`toma`, `scale=1000`": "the paper's softmax"}
 
