@@ -384,9 +384,7 @@ class Measuring:
         self.rows.add(row)
         shown = ("gain", *METRICS, CONVERGED, FLICKER)
         figures = ", ".join(f"{each} {row[each]}" for each in shown if row.get(each))
-        step = self.costs.step_of(column, plan.steps)
-        note = f"; gain: {step.note}" if row["gain"] and step is not None and step.note else ""
-        print(f"{about}: {figures}{note} ({time.perf_counter() - started:.1f} s)", flush=True)
+        print(f"{about}: {figures} ({time.perf_counter() - started:.1f} s)", flush=True)
         return True
 
     def _of(self, column: Column) -> list[Row]:

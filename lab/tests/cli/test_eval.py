@@ -317,8 +317,6 @@ class TestShortcutsAndBatches:
         assert float(fast["gain"]) == pytest.approx(1.39, abs=0.02)
         assert float(balanced["gain"]) == pytest.approx(1.16, abs=0.02)
         assert {row["gain_source"] for row in (baseline, fewer, fast, balanced)} == {"sdxl"}
-        assert result.output.count("not counted") == 1
-        assert "Gain of 'toma-late 0.5, region_tokens=64'" in result.output
 
     def test_skipped_steps_are_counted(self, command, tmp_path):
         pytest.importorskip("DeepCache")
