@@ -86,14 +86,6 @@ class EvalFolder(RunFolder[EvalPlan]):
 
     command, plan_class = "toma eval", EvalPlan
 
-    def picture(self, column: Column, item: Item) -> Path:
-        """The path of a picture, whether it exists or not."""
-        return self.image_path(column.column_id, item)
-
-    def item_row(self, column: Column, item: Item) -> Row:
-        """What was measured of one picture; empty if nothing was yet."""
-        return self.row(column.column_id, item) or {}
-
     def joint_row(self, column: Column) -> Row:
         """Metrics with one value for all pictures of a column, such as FID."""
         return self.rows.get(column_id=column.column_id, item=ALL) or {}
@@ -205,7 +197,8 @@ class Evaluation:
             if failure:
                 free_memory()
                 self._say(f"Failed: {column.title}: {failure}. The same command tries it again.")
-                self.folder.rows.add(*({**self._names(column, item), "failure": failure} for item in items))
+                for item in items:
+                    self.folder.add(column, item, {"failure": failure})
                 return
             assert made is not None
             cells = {"seconds": round(made.seconds, 4), "calls": made.calls, "batch": len(items)}
@@ -215,12 +208,7 @@ class Evaluation:
                 write_lossless(picture, self.folder.picture(column, item), settings_of(request) | cells | about)
                 frames = {"frames": len(picture.frames)} if plan.clips else {}
                 size_cells = {"resolution": "x".join(map(str, picture.size))} | frames
-                self.folder.rows.add(self._names(column, item) | cells | size_cells)
-
-    @staticmethod
-    def _names(column: Column, item: Item) -> Row:
-        names = {"column_id": column.column_id, "item": item.name}
-        return names | {"title": column.title, "prompt": item.prompt, "seed": item.seed}
+                self.folder.add(column, item, cells | size_cells)
 
     @property
     def _metrics(self) -> Sequence[ImageMetric | ClipMetric]:
@@ -270,7 +258,7 @@ class Evaluation:
                 found[item][metric.name] = value
                 sources[item][metric.name] = metric.source
         for item, values in found.items():
-            self.folder.rows.add(self._names(column, item) | values | {"sources": json.dumps(sources[item])})
+            self.folder.add(column, item, values | {"sources": json.dumps(sources[item])})
 
     def _read(self, path: Path) -> Any:
         """An image, or the frames of a clip."""

@@ -48,9 +48,9 @@ def set_speeds(folder: TuneFolder, speeds: dict[str, float]) -> None:
     """Replace the times, which depend on the machine: speed-ups by the titles of candidates."""
     for result in Outcome.read(folder).results:
         for item in (*folder.plan.items, *folder.plan.final_items):
-            if folder.measured(result.column, item) is not None:
+            if folder.item_row(result.column, item):
                 cells = {"seconds": 1.0, "baseline_seconds": speeds[result.column.title]}
-                folder.write_measured(result.column, item, cells)
+                folder.add(result.column, item, cells)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ class TestAnswer:
         assert not searched & final
         for result in Outcome.read(folder).finalists:
             assert result.figures.images == 4
-            assert all(folder.image_path(result.column.column_id, item).exists() for item in folder.plan.final_items)
+            assert all(folder.picture(result.column, item).exists() for item in folder.plan.final_items)
 
     def test_another_goal_uses_what_was_measured(self, whole, command, tmp_path):
         shutil.copytree(whole[0], tmp_path / "run")
@@ -270,8 +270,8 @@ def test_killed_and_resumed(whole, command, tmp_path, count):
     assert candidates[0] == candidates[1]
     for result in Outcome.read(resumed).results:
         for item in resumed.plan.items:
-            one, other = (folder.measured(result.column, item) for folder in (resumed, undisturbed))
-            if one is not None and other is not None:
+            one, other = (folder.item_row(result.column, item) for folder in (resumed, undisturbed))
+            if one and other:
                 assert one["psnr"] == pytest.approx(other["psnr"], rel=1e-4)
     set_speeds(resumed, SPEEDS)
     assert invoke(arguments).exit_code == 0

@@ -78,11 +78,10 @@ class TestAnswer:
         for result in Outcome.read(folder).results:
             (item,) = folder.plan.final_items
             original, made = (
-                array(read_clip(folder.image_path(variant.column_id, item))).astype(float)
-                for variant in (ORIGINAL, result.column)
+                array(read_clip(folder.picture(variant, item))).astype(float) for variant in (ORIGINAL, result.column)
             )
             assert original.shape == (FRAMES, SIZE[1], SIZE[0], 3)
-            found = folder.measured(result.column, item)
+            found = folder.item_row(result.column, item)
             assert found["psnr"] == pytest.approx(10 * np.log10(255**2 / ((made - original) ** 2).mean()), rel=1e-3)
             changes = np.diff(made, axis=0) - np.diff(original, axis=0)
             assert found["flicker"] == pytest.approx(np.abs(changes).mean(), rel=1e-3) == result.figures.flicker

@@ -78,7 +78,7 @@ def work(tmp_path):
             lpips = 0.01 * (1 + sum(abs(one - other) for one, other in zip(computed, best, strict=True)))
             for item in plan.items:
                 cells = {"seconds": 1.0, "baseline_seconds": 1.6, "psnr": 30.0, "lpips": lpips}
-                folder.write_measured(variant, item, cells | {"computed_steps": list(computed)})
+                folder.add(variant, item, cells | {"computed_steps": list(computed)})
         return Search(folder, Meter(folder, None, MetricSet()), PartialState(cpu=True), SearchBar(None))
 
     return make

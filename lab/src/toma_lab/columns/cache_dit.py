@@ -14,6 +14,7 @@ from torch import nn
 from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_lab.columns.base import Check, Shortcut, at_least, forwards_restored, not_negative, one_of
+from toma_lab.columns.skipped import counted_calls
 
 MASKS = ("slow", "medium", "fast", "ultra")
 POLICIES = ("dynamic", "static")
@@ -119,15 +120,8 @@ class CacheDiT(Shortcut):
     def fitted(self, pipe: Any, generate: Callable[[], object], steps: int) -> CacheDiT:
         """Count the calls of one generation: halves of guidance that are apart must not be taken for steps."""
         self.check_on(pipe)
-        calls: list[nn.Module] = []
-        hooks = [
-            model.register_forward_pre_hook(lambda module, args: calls.append(module)) for model in find_denoisers(pipe)
-        ]
-        try:
+        with counted_calls(pipe) as calls:
             generate()
-        finally:
-            for hook in hooks:
-                hook.remove()
         if len(calls) not in (steps, 2 * steps):
             raise UsageError(
                 f"{self.text!r} cannot be used with this {type(pipe).__name__}: it calls its denoiser {len(calls)} "

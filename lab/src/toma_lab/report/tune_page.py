@@ -97,10 +97,10 @@ def _rows(folder: TuneFolder, outcome: Outcome) -> list[Row]:
     for item in folder.plan.final_items[: MOST_CLIPS if folder.plan.clips else MOST_ITEMS]:
         pictures = []
         for column in (ORIGINAL, *(each.column for each in finalists)):
-            path = folder.image_path(column.column_id, item)
+            path = folder.picture(column, item)
             if path.exists():
                 title = "original" if column == ORIGINAL else column.title
-                figures = _captions(folder.measured(column, item) or {})
+                figures = _captions(folder.item_row(column, item))
                 pictures.append(picture_of(path, title, f"{item.prompt}: {title}", figures, clips=folder.plan.clips))
         if len(pictures) > 1:
             rows.append(Row(item.prompt, item.seed, tuple(pictures)))

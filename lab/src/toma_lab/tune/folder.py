@@ -20,8 +20,6 @@ from toma_diffusion.tuned import ClipSize
 from toma_lab.columns import BASELINE, Column
 from toma_lab.folder import RunFolder
 from toma_lab.pipelines.generation import read_settings
-from toma_lab.plan import Item
-from toma_lab.rows import Row
 from toma_lab.tune.plan import TunePlan
 
 ORIGINAL = Column(BASELINE)
@@ -32,15 +30,6 @@ class TuneFolder(RunFolder[TunePlan]):
     """One search on disk."""
 
     what, command, plan_class = "search", "toma tune", TunePlan
-
-    def measured(self, column: Column, item: Item) -> Row | None:
-        """What was measured of one picture, or its `failure`; None if nothing was yet."""
-        return self.row(column.column_id, item)
-
-    def write_measured(self, column: Column, item: Item, cells: Row) -> None:
-        """Save it."""
-        names = {"title": column.title, "prompt": item.prompt, "seed": item.seed}
-        self.rows.add({"run": "search", "column_id": column.column_id, "item": item.name, **names, **cells})
 
     @property
     def candidates_path(self) -> Path:
@@ -72,7 +61,7 @@ class TuneFolder(RunFolder[TunePlan]):
         plan = self.plan
         if not plan.clips:
             return None
-        paths = (self.image_path(ORIGINAL.column_id, item) for item in plan.items)
+        paths = (self.picture(ORIGINAL, item) for item in plan.items)
         path = next((path for path in paths if path.exists()), None)
         if path is None:
             return ClipSize(plan.frames, plan.width, plan.height)

@@ -68,7 +68,7 @@ def tune(
 def _result(folder: TuneFolder, column: Column, items: Sequence[Item], finals: Mapping[Column, Figures]) -> Result:
     if column in finals:
         return Result(column, finals[column], is_finalist=True)
-    measured = [folder.measured(column, item) or {} for item in (*items, *folder.plan.final_items)]
+    measured = [folder.item_row(column, item) for item in (*items, *folder.plan.final_items)]
     failure = next((row["failure"] for row in measured if row.get("failure")), "")
     return Result(column, None if failure else figures_in(folder, column, items), failure=failure)
 
@@ -135,7 +135,7 @@ class Search:
 
     def _computed(self, column: Column, seen: Seen) -> tuple[int, ...] | None:
         """The steps that a candidate computed, if it skipped others."""
-        computed = (self.folder.measured(column, seen[column][0]) or {}).get("computed_steps")
+        computed = self.folder.item_row(column, seen[column][0]).get("computed_steps")
         return None if computed is None else tuple(computed)
 
     def measure(self, columns: Sequence[Column], items: Sequence[Item], what: str) -> dict[Column, Figures]:

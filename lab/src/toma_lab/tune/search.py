@@ -35,8 +35,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def figures_in(folder: TuneFolder, column: Column, items: Sequence[Item]) -> Figures | None:
     """Those of the images that were measured, out of these."""
-    found = [folder.measured(column, item) for item in items]
-    return figures_of([row for row in found if row is not None])
+    return figures_of([row for item in items if (row := folder.item_row(column, item))])
 
 
 def ranked(figures: Mapping[Column, Figures], goal: Goal) -> list[Column]:
