@@ -249,11 +249,6 @@ class TestAgain:
         result = invoke(command(whole[0], *more))
         assert (result.exit_code, message in result.output) == (2, True)
 
-    def test_two_processes_do_not_search_in_one_folder(self, whole, command):
-        with TuneFolder(whole[0]).locked():
-            result = invoke(command(whole[0], "--min-psnr", "5"))
-        assert (result.exit_code, "another process is at work" in result.output) == (2, True)
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 8])

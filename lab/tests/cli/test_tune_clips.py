@@ -173,7 +173,6 @@ class TestAgain:
             (("--frames", "5"), "Its frames is 9, this command has 5"),
             (("--frames", "1"), "frames=1 is not allowed"),
             (("--image", "x.png"), "cannot be given to a WanPipeline"),
-            (("--quality", "high", "--speed-up", "2"), "exclude each other"),
         ],
     )
     def test_mistakes_are_named(self, whole, command, more, message):

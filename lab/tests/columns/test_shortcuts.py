@@ -192,7 +192,7 @@ class TestTwoDenoisers:
     def test_one_that_counts_all_steps_is_refused(self):
         pipe, cache = clip_pipeline("two"), parse_shortcut("magcache:threshold=0.1")
         with pytest.raises(UsageError, match="cannot be used with 2 denoisers that take turns"):
-            cache.fitted(pipe, lambda: None, STEPS)
+            cache.check_on(pipe)
 
 
 def test_taylorseer_is_refused_where_diffusers_would_do_nothing():

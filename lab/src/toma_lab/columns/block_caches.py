@@ -59,7 +59,6 @@ class BlockCache(Shortcut):
     def applied(self, pipe: Any, steps: int) -> Iterator[None]:
         """Switch the cache on, and off again. Several denoisers have one each."""
         models: list[Any] = find_denoisers(pipe)
-        self.check_turns(models)
         with ExitStack() as stack:
             for model in models:
                 stack.enter_context(self._enabled(model, self._arguments(model, steps)))
@@ -145,9 +144,7 @@ class MagCache(BlockCache):
         """Let diffusers calibrate it. The only way to its result is what it prints."""
         from diffusers.hooks import mag_cache
 
-        models: list[Any] = find_denoisers(pipe)
-        self.check_turns(models)
-        model = models[0]
+        model: Any = find_denoisers(pipe)[0]
         with self._enabled(model, {"calibrate": True, "num_inference_steps": steps}), printed_by(mag_cache) as printed:
             generate()
         found = PRINTED_RATIOS.search("\n".join(printed))

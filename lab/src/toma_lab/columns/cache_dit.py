@@ -119,7 +119,6 @@ class CacheDiT(Shortcut):
 
     def fitted(self, pipe: Any, generate: Callable[[], object], steps: int) -> CacheDiT:
         """Count the calls of one generation: halves of guidance that are apart must not be taken for steps."""
-        self.check_on(pipe)
         with counted_calls(pipe) as calls:
             generate()
         if len(calls) not in (steps, 2 * steps):

@@ -38,12 +38,8 @@ MEDIUM = (
     *("fast:computed=90%", "fast:computed=35%", "fast:computed=25%", "fast:computed=20%"),
     *("toma-stage:computed=70%;ratio=0.25", "toma-stage:computed=70%;ratio=0.5", "toma-late:computed=50%;ratio=0.5"),
     *("first-block-cache:threshold=0.05", "first-block-cache:threshold=0.2"),
-    *(
-        "taylorseer:cache_interval=2",
-        "taylorseer:cache_interval=5",
-        "magcache:threshold=0.03",
-        "magcache:threshold=0.1",
-    ),
+    *("taylorseer:cache_interval=2", "taylorseer:cache_interval=5"),
+    *("magcache:threshold=0.03", "magcache:threshold=0.1"),
     *("deepcache:interval=2;branch=3", "deepcache:interval=3;branch=3", "deepcache:interval=5"),
     *("fast+steps:80%", "fast:computed=50%+steps:80%"),
 )
