@@ -38,7 +38,8 @@ from typing import Any
 
 from accelerate import PartialState
 from filelock import FileLock
-from quality_columns import CLIP_PARTS, PARTS, SKIPPING, Conditions, columns_at
+from quality_columns import CLIP_PARTS, PARTS, Conditions, columns_at
+from table_rows import COMPUTED_STEPS, SKIPPING
 from toma_lab.columns import NOISE_FLOOR, UNCHANGED, Column
 from toma_lab.columns.ours import count_blocks
 from toma_lab.columns.steps import FewerSteps
@@ -69,8 +70,6 @@ CLIP_PROMPTS = (FOLDER / "quality_clip_prompts.txt",)
 METRICS, FLICKER = ("psnr", "ssim", "lpips"), "flicker"
 CONVERGED, CONVERGED_STEPS = "lpips_converged", 100
 """LPIPS to the picture of so many steps."""
-COMPUTED_STEPS = "computed steps"
-"""Where the gain of what saves whole steps comes from."""
 REFERENCE = "reference"
 """The part with the model as it is, which is always there, and its noise floor, unless only other parts are asked
 for."""

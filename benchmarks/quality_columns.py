@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from table_rows import SKIPPING
 from toma_lab.columns import SHORTCUTS, Column, ColumnSpec, columns_of
 from toma_lab.columns.base import written
 from toma_lab.columns.ours import OurSpec
@@ -17,8 +18,6 @@ STAGE = "toma-stage:select_every=1"
 """`toma-stage` as it is, everything chosen in every step."""
 GAINS = (1.15, 1.25, 1.43, 1.67, 2.0, 2.5)
 """How many times fewer steps are tried."""
-SKIPPING = ("balanced", "fast", "faster")
-"""The presets that skip steps."""
 BOX, WITHIN_FRAMES, LONG_BOX = (4, 256), (1, 256), (16, 256)
 """Frames and tokens of a region of a clip: as by default, inside a frame, and over all frames of the small model."""
 

@@ -21,7 +21,7 @@ AS_IT_WAS = tuple(
 )
 """How the changes begin in rows of `toma-stage` as it was before its regions were sized in tokens."""
 COMPUTED_STEPS = "computed steps"
-"""The source of a gain that is no time."""
+"""The source of a gain of what saves whole steps: it is no time."""
 MISSING = "—"
 """Where there is no row for a cell."""
 Row = dict[str, str]

@@ -92,15 +92,12 @@ def texts_of(budget: str, *, clips: bool) -> list[str]:
 
 def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Candidates:
     """What of these is possible on a model, or on all denoisers of a pipeline, with a reason for everything else."""
-    models = find_denoisers(pipe_or_model)
     found: dict[str, Column] = {}
     done: set[str] = set()
     left_out = []
     for text in texts:
         try:
-            for column in _parse(models[0], text, steps):
-                for shortcut in column.shortcuts:
-                    shortcut.check_on(pipe_or_model)
+            for column in _parse(pipe_or_model, text, steps):
                 does = done_by(column, steps)  # raises if it makes nothing faster
                 if does not in done:
                     found.setdefault(column.column_id, column)
@@ -108,7 +105,7 @@ def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Can
         except UsageError as error:
             left_out.append(f"{text}: {error}")
     if not found:
-        name = type(models[0]).__name__
+        name = type(find_denoisers(pipe_or_model)[0]).__name__
         raise UsageError(f"no candidate is possible on this {name}: {left_out[0] if left_out else ''}")
     return Candidates(tuple(found.values()), tuple(left_out))
 
@@ -125,13 +122,13 @@ def done_by(column: Column, steps: int, computed: tuple[int, ...] | None = None)
     return f"{settings} {[each.text for each in column.shortcuts]}"
 
 
-def _parse(model: Any, text: str, steps: int) -> Sequence[Column]:
+def _parse(pipe_or_model: Any, text: str, steps: int) -> Sequence[Column]:
     method, _, ratio = text.partition("@")
     exact = re.sub(r"(\d+)%", lambda match: str(max(1, round(int(match[1]) * steps / 100))), method)
     value = parse_value(ratio) if ratio else DEFAULT_RATIO
     if not is_number(value):
         raise UsageError(f"{text!r}: the ratio {ratio!r} is not a number between 0 and 1.")
-    return columns_of(model, [ColumnSpec.parse(exact)], [value])
+    return columns_of(pipe_or_model, [ColumnSpec.parse(exact)], [value])
 
 
 def moved(column: Column, steps: int, computed: tuple[int, ...] | None = None) -> list[Column]:
