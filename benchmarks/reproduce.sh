@@ -122,10 +122,13 @@ for part in $parts; do
         bench few-steps --model sdxl --modes graph --steps 4 --repeats 5 --methods toma-stage,toma-tile --ratios 0.5 \
             --bounds none
         finish ;;
-    pipeline)  # what a user gets from handle.compile("graphs"): a denoiser step, and a whole pipeline of twenty
-        # steps. Takes long: the whole denoiser is compiled once for each kind of step, 3 to 4 minutes each.
-        python3 benchmarks/bench_pipeline.py ${COMMIT:+--commit "$COMMIT"} --take-turns "$folder/gpu.lock" \
-            --output "$folder/pipeline.csv" > "$folder/pipeline.log" 2>&1 || failed="$failed pipeline" ;;
+    pipeline)  # what a user gets from handle.compile("graphs"): a denoiser step, and a whole pipeline of twenty steps.
+        # Takes long: the whole denoiser is compiled once for each kind of step, 3 to 4 minutes each.
+        for method in toma-stage balanced; do
+            bench "pipeline-$method" --pipeline --model sdxl --modes compiled --compile graphs --steps 20 --repeats 7 \
+                --bounds none --methods $method --ratios 0.5
+        done
+        finish ;;
     eager)  # the same without a compiler: its kernels, replayed, so that the CPU does not decide
         for model in sdxl sd15; do
             bench "eager-$model" --model $model $graph --compile none --bounds none \

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tiny import EVERY_FAMILY, FAMILIES, Family
+from tiny import FAMILIES, Family
 
 from toma_diffusion import Handle, speed_up
 from toma_diffusion.others import METHODS
@@ -14,6 +14,9 @@ SETTINGS = {
     "tofu": {"ratio": 0.5, "seed": 1, "skip_blocks": ()},
     "todo": {"ratio": 0.75, "skip_blocks": ()},
 }
+TAKES = {"tofu": ("sd15", "flux", "z-image"), "todo": ("sd15", "sdxl", "pixart")}
+"""ToFu has the placement of ToMeSD, and is tried on one family of each kind. ToDo needs keys from other tokens than
+queries, which joint attention does not take."""
 every_method = pytest.mark.parametrize("method", NAMES)
 
 
@@ -23,18 +26,16 @@ def applied(model: Any, method: str, **changes: Any) -> Handle:
 
 
 def cases(families: list[Family]) -> pytest.MarkDecorator:
-    """ToDo needs keys from other tokens than queries, which joint attention does not take."""
     return pytest.mark.parametrize(
         ("method", "family"),
         [
             pytest.param(method, family, id=f"{method}-{family.name}")
             for method in NAMES
             for family in families
-            if method != "todo" or family.name in ("sd15", "sdxl", "pixart")
+            if family.name in TAKES.get(method, [family.name])
         ],
     )
 
 
-every_case = cases(EVERY_FAMILY)
 first_families = cases(FAMILIES)
 """Those up to Flux.1."""

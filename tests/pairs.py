@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import combinations, product
+from itertools import combinations, cycle, product
 
 
 def pairwise(*lists: Iterable) -> list[tuple]:
@@ -25,6 +25,11 @@ def pairwise(*lists: Iterable) -> list[tuple]:
         missing.difference_update(_pairs(best))
         chosen.append(tuple(each[index] for each, index in zip(values, best, strict=True)))
     return chosen
+
+
+def in_turn(first: Iterable, *others: Iterable) -> list[tuple]:
+    """Every value of the first list once, with those of the others by turns: where one value decides alone."""
+    return list(zip(first, *map(cycle, others), strict=False))
 
 
 def named(value: object) -> str:

@@ -1,6 +1,5 @@
 """The demo models: trained, small, and what their cards say."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +17,13 @@ from toma_lab.pipelines.checkpoints import (
     bundled_model,
     load_pipeline,
 )
-from toma_lab.pipelines.clips import ClipRequest, generate_clip
+from toma_lab.pipelines.clips import ClipRequest, generate
 from toma_lab.pipelines.generation import ImageRequest, generate_image
 from toma_lab.prompts import built_in_prompts
 
 from toma_diffusion import apply_toma, speed_up
 
 ROOT = Path(__file__).parents[1]
-MIB = 2**20
 RED_HEART = ImageRequest("3d emoji of a red heart", steps=4)
 
 
@@ -66,7 +64,8 @@ def four_step_heart(four_step):
 def clip_of(video, subject):
     """[frames, height, width, 3]. Four steps on four of the 16 frames give colours and outlines."""
     request = ClipRequest(f"3d emoji of a {subject}, moving left over a plain blue ground", steps=4, frames=4)
-    return np.stack([np.asarray(frame, dtype=np.float64) for frame in generate_clip(video, request).frames])
+    (clip,) = generate(video, [request])
+    return np.stack([np.asarray(frame, dtype=np.float64) for frame in clip.frames])
 
 
 def colours(image):
@@ -76,18 +75,26 @@ def colours(image):
     return pixels[side // 4 : 3 * side // 4, side // 4 : 3 * side // 4].mean(axis=(0, 1))
 
 
-def test_it_is_small_and_in_half_precision():
-    files = [path for path in bundled_model().rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 40 * MIB
+@pytest.mark.parametrize(
+    ("folder", "most"),
+    [
+        (Path(toma_diffusion_demo.__file__).parent, 76),
+        (bundled_model(), 40),
+        (four_step_folder(), 3),
+        (flux_folder(), 13),
+        (video_folder(), 20),
+    ],
+    ids=["package", "bundled", "four_step", "flux", "video"],
+)
+def test_sizes(folder, most):
+    """In MiB."""
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= most * 2**20
+
+
+def test_weights_are_in_half_precision():
     for path in bundled_model().rglob("*.safetensors"):
         with safe_open(path, framework="pt") as weights:
             assert {weights.get_slice(name).get_dtype() for name in weights.keys()} <= {"F16", "I64"}, path  # noqa: SIM118
-
-
-def test_the_package_is_small():
-    files = [path for path in Path(toma_diffusion_demo.__file__).parent.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 76 * MIB
-    assert sum(path.stat().st_size for path in four_step_folder().iterdir()) <= 3 * MIB
 
 
 def test_it_has_the_structure_of_sdxl_and_1024_tokens(pipe):
@@ -113,12 +120,6 @@ def test_merging_half_of_the_tokens_keeps_the_picture(pipe, red_heart):
         merged = np.asarray(generate_image(pipe, RED_HEART), dtype=np.float64)
     assert 0 < np.square(merged - whole).mean() < 255**2 / 100  # above 20 dB
     assert np.array_equal(np.asarray(generate_image(pipe, RED_HEART)), whole)
-
-
-def test_the_card_lists_every_stage():
-    card = (bundled_model() / "README.md").read_text()
-    for chapter in json.loads((bundled_model() / "training.json").read_text()):
-        assert f"| {chapter['steps']:,} | {chapter['images']:,} of {chapter['different_images']:,} |" in card
 
 
 class TestFourSteps:
@@ -149,22 +150,12 @@ class TestFourSteps:
 @pytest.mark.slow
 def test_the_flux_class_model_draws_what_it_is_asked_for():
     pipe = load_pipeline(FLUX, device="cpu")
-    for prompt, channel in (("3d emoji of a red heart", 0), ("3d emoji of a blue heart", 2)):
-        image = generate_image(pipe, ImageRequest(prompt, seed=0, steps=2, guidance=4.0))
-        red, _, blue = colours(image)
-        assert (red, blue)[channel // 2] > 60 + (blue, red)[channel // 2]
-
-
-def test_the_flux_class_model_is_small():
-    files = [path for path in flux_folder().rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 13 * MIB
+    image = generate_image(pipe, ImageRequest("3d emoji of a blue heart", seed=0, steps=2, guidance=4.0))
+    red, _, blue = colours(image)
+    assert blue > 60 + red
 
 
 class TestVideo:
-    def test_it_is_small(self):
-        files = [path for path in video_folder().rglob("*") if path.is_file()]
-        assert sum(path.stat().st_size for path in files) <= 20 * MIB
-
     def test_clips_show_what_the_prompt_says(self, video, moving_apple):
         found = []
         for clip in (moving_apple, clip_of(video, "lemon")):
@@ -179,7 +170,6 @@ class TestVideo:
         with speed_up(video, "fast"):
             faster = clip_of(video, "red apple")
         assert 0 < np.square(faster - moving_apple).mean() < 255**2 / 100  # above 20 dB
-        assert np.array_equal(clip_of(video, "red apple"), moving_apple)
 
     def test_its_prompts_are_captions_by_which_no_quality_is_reported(self):
         known = (ROOT / "training" / "clip_prompts.txt").read_text().splitlines()
@@ -187,8 +177,3 @@ class TestVideo:
         prompts = built_in_prompts(VIDEO, clips=True)
         assert len({*prompts}) == len(prompts) == 8
         assert {*prompts} <= {*known} - {*reported}
-
-    def test_the_card_lists_every_stage(self):
-        card = (video_folder() / "README.md").read_text()
-        for chapter in json.loads((video_folder() / "training.json").read_text()):
-            assert f"| {chapter['steps']:,} | {chapter['frames']:,} of {chapter['different_clips']:,} clips |" in card

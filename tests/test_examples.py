@@ -25,23 +25,9 @@ ON_A_CPU = {
 }
 
 
-def run(script: str, family: str, output: Path, *options: str, launcher: tuple[str, ...] = ()) -> str:
-    """What the script prints."""
-    command = [sys.executable, *launcher, str(EXAMPLES / script), "--model", str(checkpoint(family))]
-    result = subprocess.run(
-        [*command, "--steps", "5", "--output", str(output), *options],
-        env=os.environ | ON_A_CPU,
-        cwd=output.parent,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 @pytest.fixture
 def run_here(monkeypatch, capsys):
-    """The same in this process, which has imported torch and diffusers already: that takes longer than the scripts."""
+    """What a script prints, in this process, which has imported torch and diffusers: that takes longest."""
 
     def run(script: str, family: str, output: Path, *options: str) -> str:
         arguments = ["--model", str(checkpoint(family)), "--steps", "5", "--output", str(output), *options]
@@ -61,8 +47,8 @@ def size_of(path: Path) -> tuple[int, int]:
         return image.size
 
 
-def test_sdxl_pipeline(tmp_path):
-    printed = run("sdxl_pipeline.py", "sdxl", tmp_path / "image.png", "a red apple")
+def test_sdxl_pipeline(run_here, tmp_path):
+    printed = run_here("sdxl_pipeline.py", "sdxl", tmp_path / "image.png", "a red apple")
     assert "4 of 5 steps were computed" in printed
     assert "s with balanced" in printed
     assert size_of(tmp_path / "image.png") == size_of(tmp_path / "image-original.png") == (384, 384)
@@ -95,8 +81,12 @@ def test_several_gpus(tmp_path):
     """Two processes share the prompts."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red apple\na blue shoe\na green tree\n")
-    options = ("--prompts", str(prompts))
-    printed = run("several_gpus.py", "sdxl", tmp_path / "images", *options, launcher=ACCELERATE)
+    script, model, images = EXAMPLES / "several_gpus.py", checkpoint("sdxl"), tmp_path / "images"
+    options = ("--model", model, "--steps", "5", "--output", images, "--prompts", prompts)
+    command = [sys.executable, *ACCELERATE, script, *options]
+    result = subprocess.run(command, env=os.environ | ON_A_CPU, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    printed = result.stdout
     assert printed.count("4 of 5 steps were computed") == 1
     assert "3 images in" in printed
     assert "2 processes" in printed

@@ -15,12 +15,6 @@ def test_a_new_folder_and_any_letters(tmp_path):
     assert path.read_bytes() == "é 苹果\r\n".encode()
 
 
-def test_bytes(tmp_path):
-    with replacing(tmp_path / "file", "wb") as file:
-        file.write(b"\x00\xff")
-    assert (tmp_path / "file").read_bytes() == b"\x00\xff"
-
-
 def test_two_writers_at_once_do_not_disturb_each_other(tmp_path):
     path = tmp_path / "file.txt"
     path.write_text("old")
@@ -64,16 +58,6 @@ class TestCheckWritable:
     def test_a_folder_that_cannot_be_made(self):
         with pytest.raises(UsageError, match=r"'/proc/nowhere/image\.png' cannot be written"):
             check_writable(Path("/proc/nowhere/image.png"))
-
-
-def test_two_threads_that_write_one_file_do_not_disturb_each_other(tmp_path):
-    path = tmp_path / "file.txt"
-    with replacing(path) as one, replacing(path) as other:
-        assert one.name != other.name
-        one.write("one")
-        other.write("other")
-    assert path.read_text() == "one"  # which ended last
-    assert [each.name for each in tmp_path.iterdir()] == ["file.txt"]
 
 
 def test_a_full_disk_is_one_error_that_says_so():

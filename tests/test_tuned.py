@@ -6,7 +6,8 @@ import pytest
 import torch
 from tiny import flux_transformer
 from tiny_text import text_pipeline
-from toma_lab.pipelines.generation import ImageRequest, generate_latents
+from toma_lab.pipelines.clips import latents_of
+from toma_lab.pipelines.generation import ImageRequest
 
 from toma_diffusion import Merge, UsageError, speed_up
 from toma_diffusion.others import METHODS
@@ -33,7 +34,7 @@ def written(tmp_path):
 
 
 def latents(pipe, steps=4):
-    return generate_latents(pipe, ImageRequest("a red apple", steps=steps))
+    return latents_of(pipe, ImageRequest("a red apple", steps=steps))
 
 
 def test_it_is_read_as_it_was_written(written):

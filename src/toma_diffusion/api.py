@@ -269,7 +269,7 @@ def _reasons_to_leave_whole(model: nn.Module, blocks: list[Block], config: Mergi
             f"skip_blocks={skipped} names block {beyond[0]}, but this {type(model).__name__} has "
             f"{count} transformer blocks, 0 to {count - 1}, or from the end -1 to {-count}."
         )
-    why = f"left whole by default, skip_blocks={skipped}" if is_default else "in skip_blocks"
+    why = f"by default (skip_blocks={skipped})" if is_default else "in skip_blocks"
     reasons = dict.fromkeys([index % count for index in skipped if count], why)
     if config.scope != "module" and upstream.has_block_cache(model):
         # The cache compares the first block's output with the last one's: both must have the same, whole length.

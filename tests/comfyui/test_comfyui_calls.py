@@ -64,8 +64,7 @@ class TestOriginal:
         assert "switched off" not in report(clone)
 
     @CHOICES
-    @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-    def test_interrupt(self, choices, error):
+    def test_interrupt(self, choices):
         model = tiny()
         hooks, before = bookkeeping(model.diffusion_model), sample(model)
         clone = clone_of(model, **choices)
@@ -74,9 +73,9 @@ class TestOriginal:
         def interrupt(sampling):
             evaluations.append(len(our_hooks(model.diffusion_model)))
             if len(evaluations) == 3:
-                raise error
+                raise KeyboardInterrupt
 
-        with pytest.raises(error):
+        with pytest.raises(KeyboardInterrupt):
             sample(clone, after=interrupt)
         assert evaluations[0] > 0
         assert bookkeeping(model.diffusion_model) == hooks

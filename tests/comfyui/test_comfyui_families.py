@@ -111,10 +111,6 @@ class TestFlux:
 
 
 class TestQwenImage:
-    def test_references_come_after_the_image(self):
-        call = read(qwen_image(), (1, 16, 1, 16, 16), ref_latents=[torch.zeros(1, 16, 1, 8, 8)])
-        assert (call.grids["joint"], call.image_at, call.blocks_left_whole) == (Grid(8, 8), -80, None)
-
     def test_calls_that_cannot_be_merged(self):
         reference = {"ref_latents": [torch.zeros(1, 16, 1, 8, 8)], "ref_latents_method": "index_timestep_zero"}
         assert "time of their own" in read(qwen_image(), (1, 16, 1, 16, 16), **reference).blocks_left_whole
@@ -122,14 +118,6 @@ class TestQwenImage:
 
 
 class TestUNet:
-    def test_levels(self):
-        blocks = find_comfy_family(unet()).blocks(unet())
-        assert [block.kind for block in blocks] == ["level 0", "level 1", "level 1", "level 1", "level 0"]
-        assert len({block.stage for block in blocks}) == 5
-        call = read(unet(), (2, 4, 17, 16), timesteps=torch.ones(2))
-        assert call.grids == {"level 0": Grid(17, 16), "level 1": Grid(9, 8)}
-        assert not call.joint
-
     def test_patches_of_other_nodes(self):
         def call(**options):
             return read(unet(), (1, 4, 16, 16), timesteps=torch.ones(1), transformer_options=options)

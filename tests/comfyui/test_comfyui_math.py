@@ -56,7 +56,7 @@ def test_change_is_unmerged_not_the_result(family, scope):
     """X + U(blocks(M X) − M X), with the positions of the destinations, of the first block or the first run of them."""
     model, call = first_call(FAMILIES[family].make(), family)
     every = find_comfy_family(model).blocks(model)
-    run = [block for block in every if block.stage == every[0].run][: None if scope == "stage" else 1]
+    run = [block for block in every if block.stage == every[0].stage][: None if scope == "stage" else 1]
     first, last, seen = run[0], run[-1], {}
 
     def before(module, args, kwargs):

@@ -8,7 +8,6 @@ from tiny_comfy import (
     SCOPES,
     SKIP,
     TEXT,
-    Lengths,
     accelerated,
     conditioning,
     denoiser,
@@ -59,22 +58,6 @@ class TestEveryFamily:
             assert bookkeeping(denoiser(model)) == hooks
             assert set(vars(denoiser(model))) == attributes
             assert torch.equal(sample(model, family), before)
-
-    @SETTINGS
-    def test_interrupt(self, models, family, settings):
-        from comfy import model_management
-
-        model = models[family]
-        hooks, before = bookkeeping(denoiser(model)), sample(model, family)
-        lengths = Lengths(after=lambda calls: model_management.interrupt_current_processing(calls == 5))
-        clone = accelerated(model, **settings)
-        with pytest.raises(model_management.InterruptProcessingException):
-            sample(lengths.watch(clone), family)
-        assert len(lengths.seen) == 5
-        assert bookkeeping(denoiser(model)) == hooks
-        assert torch.equal(sample(model, family), before)
-        assert "was interrupted" in report(clone)
-        assert sample(clone, family).isfinite().all()
 
     @pytest.mark.parametrize("scope", SCOPES)
     def test_odd_sizes(self, models, family, scope):

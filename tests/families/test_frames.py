@@ -4,7 +4,7 @@ import pytest
 import torch
 from merging import merged, remove, steady
 from observe import state_of
-from pairs import named, pairwise
+from pairs import in_turn, named, pairwise
 from tiny import FRAME, FRAMES, SCOPES, TEXT_TOKENS, VIDEO, chosen, h3_inputs, h3_positions, one, outputs_of
 from torch import Tensor, nn
 
@@ -27,10 +27,14 @@ def over_time(model: nn.Module, **changes):
 
 SIZES = [(1, 4, 4), (3, 5, 3), (5, 7, 1), (2, 4, 6)]
 """Frames, height and width in tokens: one frame, odd ones, primes."""
-SIZED = [case for case in pairwise(VIDEO, SCOPES, SIZES) if (case[0].name, case[2][0]) != ("hunyuan-replace", 1)]
+SIZED = pairwise(chosen("wan", "ltx2-given", "h3", "hunyuan", "mochi"), SCOPES, SIZES)
 
 
-@pytest.mark.parametrize(("family", "scope", "size"), SIZED, ids=named)
+@pytest.mark.parametrize(
+    ("family", "scope", "size"),
+    pairwise(chosen("wan", "ltx2-given", "h3", "hunyuan", "mochi"), SCOPES, SIZES),
+    ids=named,
+)
 def test_sizes_may_change_from_call_to_call(family, scope, size):
     frames, height, width = size
     model = family.build()
@@ -65,7 +69,6 @@ def test_regions_may_go_over_frames_or_not(family):
 
 
 NOT_GIVEN = [family for family in VIDEO if not family.given]
-NOT_GIVEN_IN_A_SCOPE = [(family, SCOPES[index % 3]) for index, family in enumerate(NOT_GIVEN)]
 APART = "note: the first of 7 frames was left whole: 7 frames cannot be divided into regions of about 2 frames, the"
 
 
@@ -81,9 +84,7 @@ class TestFirstFrame:
         assert [(kind.grid, kind.regions) for kind in summary.merge.kinds] == [("6×4×4", "12 tiles of 2×2×2")]
         assert APART in " ".join(str(summary).split())
 
-    @pytest.mark.parametrize(
-        ("family", "scope"), [(family, SCOPES[index % 3]) for index, family in enumerate(NOT_GIVEN)], ids=named
-    )
+    @pytest.mark.parametrize(("family", "scope"), in_turn(NOT_GIVEN, SCOPES), ids=named)
     def test_it_is_untouched_and_the_others_stay_in_their_boxes(self, family, scope):
         """Tokens that are their numbers: those outside come back as they are, the others as a mean of their box."""
         model, inputs = family.build(), family.sized(7, 4, 4)
@@ -110,12 +111,12 @@ class TestFirstFrame:
         handle.remove()
         assert equal(outputs_of(model, inputs), whole)
 
-    @pytest.mark.parametrize(("family", "frames"), pairwise(chosen("wan", "h3"), [2, 4, 8, 12]), ids=named)
-    def test_frames_that_can_be_divided_are_all_merged(self, family, frames):
+    def test_frames_that_can_be_divided_are_all_merged(self):
+        family = one("wan")
         model = family.build()
         handle = over_time(model)
-        outputs_of(model, family.sized(frames, 4, 4))
-        assert handle.summary().merge.kinds[0].grid == f"{frames}×4×4"
+        outputs_of(model, family.sized(8, 4, 4))
+        assert handle.summary().merge.kinds[0].grid == "8×4×4"
         assert not handle.summary().notes
 
 
@@ -133,8 +134,7 @@ def test_a_single_given_frame_is_refused(family):
 class TestPositions:
     """MiniMax-H3 passes no size: it is in the positions."""
 
-    @pytest.mark.parametrize("keyframes", [0, 1, 2])
-    @pytest.mark.parametrize("size", [(1, 4, 4), (5, 3, 7), (2, 1, 5), (3, 4, 1)])
+    @pytest.mark.parametrize(("size", "keyframes"), in_turn([(1, 4, 4), (5, 3, 7), (2, 1, 5), (3, 4, 1)], [0, 1, 2]))
     def test_sizes(self, size, keyframes):
         frames, height, width = size
         found = video_from_ids(h3_positions(*size, keyframes), (frames + keyframes) * height * width)

@@ -10,11 +10,9 @@ from diffusers import (
 from diffusers.callbacks import SDCFGCutoffCallback
 from merging import merged, steady
 from observe import CountOperators, same_picture, state_of
-from pairs import named
 from tiny import SCOPES, flux_transformer, one, sd15_unet
 from tiny_pipelines import (
     PIPELINES,
-    TODAY_PIPELINES,
     VIDEO_PIPELINES,
     denoiser,
     embeds,
@@ -28,7 +26,7 @@ from tiny_pipelines import (
 
 from toma_diffusion import UsageError
 
-BATCHED = ("sd15", "sdxl", "sd3", "pixart")
+BATCHED = ("sd15", "sd3")
 IN_ONE_BATCH = ("cogvideox", "mochi", "ltx2")
 
 
@@ -188,37 +186,11 @@ class TestBareModel:
         assert halves_agree(plans.positions[0])
         assert not any(torch.equal(each[0], each[1]) for each in plans.positions[0].values())
 
-    def test_told_nothing_it_keeps_samples_apart(self):
-        model = sd15_unet()
-        merged(model)
-        with Plans(model) as plans, torch.no_grad():
-            model(**one("sd15").inputs(batch=4))
-        assert plans.parts == [1]
-
     def test_a_batch_that_cannot_be_divided(self):
         model = sd15_unet()
         merged(model, guidance_parts=3)
         with pytest.raises(UsageError, match="guidance_parts=3 does not divide a batch of 4"), torch.no_grad():
             model(**one("sd15").inputs(batch=4))
-
-
-@pytest.mark.parametrize("tiny", [tiny for tiny in TODAY_PIPELINES if tiny.guided], ids=named)
-def test_later_image_pipelines(tiny):
-    """Two halves of a batch of two pictures, or two passes."""
-    pipe = tiny.build()
-    handle = merged(pipe, share_plan=True)
-    with Plans(pipe.transformer) as plans:
-        tiny.run(pipe, 2, guided=True, prompts=2)
-    chosen = plans.positions
-    assert len(chosen) == (2 if tiny.batched else 4)
-    if tiny.batched:
-        assert all(map(halves_agree, chosen))
-    else:
-        for first, second in zip(chosen[::2], chosen[1::2], strict=True):
-            assert all(torch.equal(first[name], second[name]) for name in first)
-    said = "2 parts of guidance choose together" if tiny.batched else "passes over one sample share a plan"
-    assert said in str(handle.summary())
-    assert not all(torch.equal(chosen[0][name], chosen[-1][name]) for name in chosen[0])
 
 
 @pytest.mark.parametrize("name", VIDEO_PIPELINES)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from merging import remove, steady
 from observe import AttentionLengths, attention_lengths, same_picture
+from pairs import in_turn
 from tiny import (
     SCOPES,
     flux2_edit,
@@ -186,8 +187,7 @@ class TestQwen21:
         )
         same_picture(ours, theirs)
 
-    @scopes
-    @pytest.mark.parametrize("make", [qwen21_inputs, qwen21_padded, qwen21_edit])
+    @pytest.mark.parametrize(("make", "scope"), in_turn([qwen21_inputs, qwen21_padded, qwen21_edit], SCOPES))
     def test_the_cached_prefix_is_the_same(self, scope, make):
         """The prompt and given pictures do not attend to the picture that is made, so merging does not touch them."""
         from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
@@ -291,19 +291,3 @@ class TestRefused:
         """Of the diffusers that this is developed with."""
         lacking = [name for name in REFUSED if missing(name)]
         assert not lacking or missing("Krea2Transformer2DModel")
-
-    def test_a_small_real_one(self):
-        model = diffusers.SanaTransformer2DModel(
-            sample_size=4,
-            in_channels=4,
-            out_channels=4,
-            num_layers=1,
-            num_attention_heads=2,
-            attention_head_dim=4,
-            num_cross_attention_heads=2,
-            cross_attention_head_dim=4,
-            cross_attention_dim=8,
-            caption_channels=8,
-        )
-        with pytest.raises(UsageError, match="SanaTransformer2DModel is not supported: its attention is linear"):
-            steady(model)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from merging import merged
 from observe import inputs_of, state_of
-from pairs import named
-from tiny import ALL, SCOPES, Family, flux2_edit, one, output_of, qwen21_edit, qwen21_padded, qwen_edit
+from pairs import named, pairwise
+from tiny import ALL, Family, flux2_edit, one, output_of, qwen21_edit, qwen21_padded, qwen_edit
 from torch import Tensor, nn
 
 from toma_diffusion.engine.arguments import Given, given_to
@@ -106,7 +106,10 @@ def reduced(case: Case, table: Tensor, like: Tensor, positions: Tensor, tokens: 
     return table
 
 
-@pytest.mark.parametrize(("case", "scope"), [(case, scope) for case in CASES for scope in SCOPES], ids=named)
+cases_and_scopes = pytest.mark.parametrize(("case", "scope"), pairwise(CASES, ("module", "stage")), ids=named)
+
+
+@cases_and_scopes
 def test_a_merged_token_has_the_rows_of_its_destination(case, scope):
     """Of every argument of blocks and their attention; all others are untouched."""
     whole, model = (case.family.build(**dict(case.build)) for _ in range(2))
@@ -125,7 +128,7 @@ def test_a_merged_token_has_the_rows_of_its_destination(case, scope):
     assert found <= expected if scope == "module" else found == expected
 
 
-@pytest.mark.parametrize(("case", "scope"), [(case, scope) for case in CASES for scope in SCOPES], ids=named)
+@cases_and_scopes
 def test_text_references_and_given_frames_go_through_in_place(case, scope):
     """Into the first block, or its attention, and out of the block again."""
     whole, model = (case.family.build(**dict(case.build)) for _ in range(2))

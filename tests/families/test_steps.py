@@ -10,19 +10,13 @@ import diffusers
 import pytest
 import torch
 from diffusers import (
-    DDIMScheduler,
     DPMSolverMultistepScheduler,
-    EulerAncestralDiscreteScheduler,
-    EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     FlowMatchHeunDiscreteScheduler,
     FlowMatchLCMScheduler,
     FluxImg2ImgPipeline,
     HeunDiscreteScheduler,
     LCMScheduler,
-    PNDMScheduler,
-    StableDiffusion3Img2ImgPipeline,
-    StableDiffusionImg2ImgPipeline,
     StableDiffusionPipeline,
     StableDiffusionXLImg2ImgPipeline,
     UniPCMultistepScheduler,
@@ -31,7 +25,7 @@ from diffusers.callbacks import SDCFGCutoffCallback
 from diffusers.utils import is_scipy_available, is_torchsde_available
 from merging import ONE_PLAN, merged, steady
 from observe import same_picture
-from pairs import named, pairwise
+from pairs import in_turn, named, pairwise
 from tiny import ALL, SCOPES, one, output_of, sd15_unet, with_sample
 from tiny_pipelines import (
     PIPELINES,
@@ -55,10 +49,8 @@ OFTEN = {"select_every": 3, "reweigh_every": 2}
 """So that a short generation has every action."""
 LATE = {"window": (0.5, 1.0)}
 IMAGE_TO_IMAGE = {
-    "sd15": (sd15_pipeline, StableDiffusionImg2ImgPipeline),
     "sdxl": (sdxl_pipeline, StableDiffusionXLImg2ImgPipeline),
     "flux": (flux_pipeline, FluxImg2ImgPipeline),
-    "sd3": (sd3_pipeline, StableDiffusion3Img2ImgPipeline),
 }
 
 
@@ -69,7 +61,7 @@ def half(count: int) -> list[bool]:
 class TestCounts:
     """Five selections and ten computations of weights a plan, in fifty steps."""
 
-    @pytest.mark.parametrize("name", PIPELINES)
+    @pytest.mark.parametrize("name", ["sdxl", "flux"])
     def test_fifty_steps(self, name):
         pipe = PIPELINES[name]()
         merged(pipe, **TENTH)
@@ -81,25 +73,8 @@ class TestCounts:
         assert trace.total(WEIGHS) == 10 * one(name).kinds
         assert trace.where("merge") == trace.where("unmerge") == list(range(50))
 
-    def test_again_with_other_sizes_batches_and_guidance(self):
-        pipe = sd15_pipeline()
-        merged(pipe, **TENTH)
-        for arguments in ({}, {}, {"width": 96}, {"num_images_per_prompt": 2}, {"guidance_scale": 0.0}, {}):
-            trace = traced(pipe, num_inference_steps=12, **{"height": 64, "width": 64} | arguments)
-            assert trace.where(SELECTS) == [0, 10]
-            assert (trace.total(SELECTS), trace.total(WEIGHS)) == (2 * 2, 3 * 2)
 
-    def test_one_and_two_calls_a_step_by_turns(self):
-        pipe = flux_pipeline()
-        merged(pipe, **TENTH)
-        for scale, passes in ((1.0, 1), (2.0, 2), (1.0, 1), (2.0, 2)):
-            trace = traced(pipe, num_inference_steps=12, true_cfg_scale=scale)
-            assert len(trace.calls) == 12 * passes
-            assert trace.total(SELECTS) == passes * 2 * 2
-            assert trace.total(WEIGHS) == passes * 3 * 2
-
-
-@pytest.mark.parametrize(("family", "scope", "passes"), pairwise(ALL, SCOPES, (1, 2)), ids=named)
+@pytest.mark.parametrize(("family", "scope", "passes"), in_turn(ALL, SCOPES, (1, 2)), ids=named)
 def test_two_generations_of_a_bare_model_follow_the_schedule(family, scope, passes):
     """A loop over the denoiser, one or two calls a step; a new prompt begins a new generation. The second call of a
     step uses the plans of the first: it has the same sample."""
@@ -177,15 +152,6 @@ class TestSchedulers:
             assert trace.total(WEIGHS) == (actions[Action.SELECT] + actions[Action.REWEIGH]) * kinds * passes
             assert trace.where("merge") == list(range(len(trace.calls)))
 
-    @pytest.mark.parametrize(("scheduler", "calls"), [(HeunDiscreteScheduler, 15), (PNDMScheduler, 9)])
-    def test_more_calls_than_steps(self, scheduler, calls):
-        pipe = sd15_pipeline()
-        pipe.scheduler = scheduler.from_config(pipe.scheduler.config, skip_prk_steps=True)
-        merged(pipe, **ONE_PLAN, select_every=4)
-        trace = traced(pipe, num_inference_steps=8)
-        assert len(trace.calls) == calls
-        assert trace.where(SELECTS) == list(range(0, calls, 4))
-
 
 class TestPasses:
     def test_skip_layer_guidance_is_another_pass_over_the_step(self):
@@ -248,29 +214,10 @@ class TestPasses:
         same_picture(first, second)
         assert not torch.equal(first, plain)
 
-    def test_one_step_with_separate_passes(self):
-        pipe = flux_pipeline()
-        merged(pipe, **TENTH)
-        for _ in range(3):
-            assert traced(pipe, num_inference_steps=1, true_cfg_scale=2.0).where(SELECTS) == [0, 1]
-
-    def test_turbo(self):
-        pipe = sdxl_pipeline()
-        pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="trailing")
-        arguments = {"guidance_scale": 0.0, "num_inference_steps": 1}
-        plain = run(pipe, **arguments)
-        steady(pipe)
-        ours = run(pipe, **arguments)
-        assert not torch.equal(ours, plain)
-        same_picture(run(pipe, **arguments), ours)
-
-    @pytest.mark.parametrize("name", PIPELINES)
-    @pytest.mark.parametrize("keep", [True, False])
+    @pytest.mark.parametrize(("name", "keep"), pairwise(["sd15", "flux"], [True, False]))
     def test_a_callback_that_returns_new_prompt_embeddings(self, name, keep):
         """From Python 3.13 on nothing keeps the old embeddings alive; before it, the frame's `locals()` do."""
         pipe = PIPELINES[name]()
-        if "callback_on_step_end" not in type(pipe).__call__.__annotations__:
-            pytest.skip("this pipeline has no such callback")
         merged(pipe, **LATE)
         kept = []
 
@@ -310,18 +257,6 @@ class TestWindow:
         for steps, first in ((10, 4), (5, 2), (20, 8), (1, 1), (10, 4)):
             assert traced(pipe, num_inference_steps=steps).where("merge") == list(range(first, steps))
 
-    def test_separate_passes(self):
-        pipe = flux_pipeline()
-        merged(pipe, **self.WINDOW)
-        trace = traced(pipe, num_inference_steps=10, true_cfg_scale=2.0)
-        assert trace.where("merge") == list(range(8, 20))
-        assert trace.where(SELECTS) == [8, 9]
-
-    def test_end(self):
-        pipe = sd15_pipeline()
-        merged(pipe, window=(0.2, 0.7))
-        assert traced(pipe, num_inference_steps=10).where("merge") == list(range(2, 7))
-
     def test_a_scheduler_of_two_calls_a_step(self):
         pipe = sd15_pipeline()
         pipe.scheduler = HeunDiscreteScheduler.from_config(pipe.scheduler.config)
@@ -343,15 +278,6 @@ class TestWindow:
             assert trace.where("merge") == list(range(first, made))
             assert traced(text_to_image, num_inference_steps=10).where("merge") == list(range(4, 10))
 
-    @pytest.mark.parametrize("scheduler", [DDIMScheduler, EulerDiscreteScheduler])
-    def test_image_to_image_with_a_scheduler_of_its_own(self, scheduler):
-        pipe = sd15_pipeline()
-        merged(pipe, **LATE)
-        parts = pipe.components | {"scheduler": scheduler.from_config(pipe.scheduler.config)}
-        other = quiet(StableDiffusionImg2ImgPipeline(**parts, requires_safety_checker=False))
-        run(pipe, num_inference_steps=20)
-        assert traced(other, image=picture(), num_inference_steps=20, strength=0.4).merged == half(8)
-
     def test_base_and_refiner(self):
         base = sdxl_pipeline()
         refiner = img2img(sdxl_pipeline(), StableDiffusionXLImg2ImgPipeline)
@@ -362,13 +288,6 @@ class TestWindow:
         latents = run(base, num_inference_steps=20, denoising_end=0.75)
         trace = traced(refiner, image=latents, num_inference_steps=20, denoising_start=0.75)
         assert len(trace.calls) == 5
-        assert trace.where("merge") == [2, 3, 4]
-
-    def test_a_pipeline_that_is_gone(self):
-        pipe = sd15_pipeline()
-        merged(pipe, **self.WINDOW)
-        pipe = img2img(pipe)
-        trace = traced(pipe, image=picture(), num_inference_steps=10, strength=0.5)
         assert trace.where("merge") == [2, 3, 4]
 
     def test_one_that_never_opens_warns_once_with_the_reason(self):
@@ -408,16 +327,6 @@ class TestWindow:
 
 class TestSharedDenoiser:
     """Merging is applied to one pipeline, its parts are used by another."""
-
-    def test_counts_in_both(self):
-        pipe = sd15_pipeline()
-        merged(pipe, **TENTH)
-        other = img2img(pipe)
-        for _ in range(2):
-            assert traced(pipe, num_inference_steps=4).where(SELECTS) == [0]
-            trace = traced(other, image=picture(), num_inference_steps=40, strength=0.5)
-            assert len(trace.calls) == 20
-            assert trace.where(SELECTS) == [0, 10]
 
     @pytest.mark.parametrize("own_scheduler", [True, False])
     def test_generations_by_turns(self, own_scheduler):
@@ -487,16 +396,14 @@ class TestLoopsOfOnesOwn:
             assert trace.merged == half(6) * 2
             assert trace.steps == [(step, 0) for step in range(6)] * 2
 
-    @pytest.mark.parametrize("scheduler", [DDIMScheduler, EulerDiscreteScheduler])
-    def test_more_than_64_tiles_of_a_picture_in_a_step(self, scheduler):
+    def test_more_than_64_tiles_of_a_picture_in_a_step(self):
         pipe = sd15_pipeline()
-        pipe.scheduler = scheduler.from_config(pipe.scheduler.config)
         merged(pipe, **LATE)
         pipe.scheduler.set_timesteps(2)
         with Trace(pipe) as trace, torch.no_grad():
-            self.loop(pipe, tiles=70)
-        assert trace.steps == [(step, tile) for step in range(2) for tile in range(70)]
-        assert trace.merged == [active for active in half(2) for _ in range(70)]
+            self.loop(pipe, tiles=66)
+        assert trace.steps == [(step, tile) for step in range(2) for tile in range(66)]
+        assert trace.merged == [active for active in half(2) for _ in range(66)]
 
     def test_told(self):
         unet = sd15_unet()
@@ -513,16 +420,9 @@ class TestLoopsOfOnesOwn:
         handle.begin(6)
         assert self.calls(unet, 6).merged == half(6)  # every call is a step
 
-    def test_reset_gives_the_steps_back_to_the_pipeline(self):
-        pipe = sd15_pipeline()
-        handle = merged(pipe, **LATE)
-        handle.begin(3)
-        handle.reset()
-        assert traced(pipe, num_inference_steps=8).merged == half(8)
-
 
 class TestFailures:
-    @pytest.mark.parametrize(("name", "scope"), pairwise(["sd15", "sdxl", "flux", "sd3"], SCOPES))
+    @pytest.mark.parametrize(("name", "scope"), in_turn(["sd15", "flux", "sd3"], SCOPES))
     def test_an_exception_between_two_steps(self, name, scope):
         pipe = PIPELINES[name]()
         steady(pipe, **TENTH, scope=scope)
@@ -537,36 +437,6 @@ class TestFailures:
             with pytest.raises(KeyboardInterrupt):
                 run(pipe, num_inference_steps=6, seed=seed, callback_on_step_end=fail)
             same_picture(run(pipe, num_inference_steps=6, seed=1 - seed), expected)
-
-    def test_between_separate_passes(self):
-        pipe = flux_pipeline()
-        steady(pipe, **TENTH)
-        arguments = {"num_inference_steps": 6, "true_cfg_scale": 2.0}
-        whole = run(pipe, **arguments)
-        calls = Counter()
-
-        def fail(*_):
-            calls["made"] += 1
-            if calls["made"] == 5:  # the positive pass of step 2 is made, its negative one never
-                raise KeyboardInterrupt
-
-        hook = pipe.transformer.register_forward_hook(fail)
-        with pytest.raises(KeyboardInterrupt):
-            run(pipe, **arguments)
-        hook.remove()
-        same_picture(run(pipe, **arguments), whole)
-
-    def test_an_interrupted_generation(self):
-        pipe = sd15_pipeline()
-        steady(pipe, **OFTEN)
-        whole = run(pipe, num_inference_steps=6)
-
-        def stop(pipe, step, timestep, arguments):
-            pipe._interrupt = step >= 1
-            return arguments
-
-        assert len(traced(pipe, num_inference_steps=6, callback_on_step_end=stop).calls) == 2
-        same_picture(run(pipe, num_inference_steps=6), whole)
 
     def test_switched_off_and_on_within_a_generation(self):
         pipe = sd15_pipeline()

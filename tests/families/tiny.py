@@ -810,6 +810,8 @@ VIDEO = [
     family("mochi", "Mochi", mochi_inputs, ROTARY, **CLIP),
 ]
 ALL = [*EVERY_FAMILY, *VIDEO]
+BUILDERS = [family for family in ALL if family.name in ("sd15", "flux", "z-image", "wan")]
+"""One of every builder of blocks: U-Net, joint and single, sequence, cross. For what does not depend on the family."""
 
 
 def chosen(*names: str) -> list[Family]:

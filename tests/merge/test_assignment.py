@@ -189,16 +189,6 @@ class TestReportedBackends:
         self.run(plan, tokens, launched)
         assert all(bool(backend.reason) == (backend.name == "torch") for backend in plan.backends.values())
 
-    def test_are_those_of_the_last_call_after_a_backward_pass(self, launched):
-        plan = MergePlan(Grid(8, 8), Merge(backend="triton", num_regions=4), batch_size=1)
-        self.run(plan, torch.randn(1, 64, 8, requires_grad=True), launched).sum().backward()
-        assert plan.backends["merging"] == ("torch", "gradients were needed, and the kernels have no backward pass")
-        self.run(plan, torch.randn(1, 64, 8), launched)
-        assert {backend.name for backend in plan.backends.values()} == {"triton"}
-
     def test_without_kernels_there_is_no_reason(self):
         plan = selected(torch.randn(1, 64, 8), Grid(8, 8), num_regions=4)
         assert set(plan.backends.values()) == {("torch", "")}
-
-    def test_where_nothing_merges_nothing_ran(self):
-        assert selected(torch.randn(1, 64, 8), Grid(8, 8), min_tokens=65).backends == {}

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from pairs import pairwise
+from pairs import in_turn, pairwise
 
 from toma_diffusion.merge import Grid, Regions
 
@@ -34,14 +34,12 @@ if DEVICE == "cuda":
         "LTX-2": (Grid(16, 24, 16), "tile", 24, 4096, 1),
     }
 
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
 def pairs_of_cases(names: str, *lists: Iterable) -> pytest.MarkDecorator:
-    """Every case with every value of the lists, and any two of those values; on a GPU all together. The interpreter
-    takes a second for each."""
-    found = product(CASES, *lists) if DEVICE == "cuda" else pairwise(CASES, *lists)
+    """Every case once, and any two values of the lists; on a GPU all together. The interpreter takes a second each."""
+    found = product(CASES, *lists) if DEVICE == "cuda" else [(a, *b) for a, b in in_turn(CASES, pairwise(*lists))]
     return pytest.mark.parametrize(
         f"case, {names}",
         [

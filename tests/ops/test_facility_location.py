@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from toma_diffusion.ops import cosine_similarity, facility_location, facility_location_value
 from toma_diffusion.ops.reference import TIE
 
-CASES = [(seed, size, count) for size, count in [(5, 2), (12, 12), (33, 8), (64, 32), (100, 25)] for seed in range(20)]
+CASES = [(seed, size, count) for size, count in [(5, 2), (12, 12), (33, 8), (64, 32), (100, 25)] for seed in range(4)]
 
 
 def random_similarity(seed: int, size: int) -> np.ndarray:
@@ -56,7 +56,7 @@ def test_joint_selection_maximises_the_sum_of_gains():
     assert picks_of(side_by_side, 9)[0].tolist() == brute_force(side_by_side, 9)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_every_pick_among_cosines_has_the_largest_gain(seed, dtype):
     """Cosines tie by nature: two tokens that only cover each other gain the same, (1 − c_i) + (S_ij − c_j) =

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from kernel_cases import DEVICE, assert_as_exact_as_torch, chosen, every_case, every_dtype, tokens_and_regions
+from kernel_cases import (
+    DEVICE,
+    DTYPES,
+    assert_as_exact_as_torch,
+    chosen,
+    every_dtype,
+    pairs_of_cases,
+    tokens_and_regions,
+)
 
 from toma_diffusion.ops import mean_weights, merge_weights, reference
 
@@ -16,8 +24,7 @@ def problem(case, dtype):
     return tokens, regions, weights
 
 
-@every_case
-@every_dtype
+@pairs_of_cases("dtype", DTYPES)
 def test_merge(problem):
     tokens, regions, weights = problem
     means = mean_weights(weights)
@@ -27,9 +34,7 @@ def test_merge(problem):
     assert_as_exact_as_torch(kernels.merge(tokens, means, regions.tiling), theirs, truth)
 
 
-@every_case
-@every_dtype
-@pytest.mark.parametrize("with_residual", [False, True])
+@pairs_of_cases("dtype, with_residual", DTYPES, [False, True])
 def test_unmerge(problem, with_residual):
     tokens, regions, weights = problem
     destinations = regions.count * weights.shape[1]

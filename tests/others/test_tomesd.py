@@ -4,7 +4,7 @@ import pytest
 import tomesd
 import torch
 from observe import attention_lengths, same_picture
-from pairs import pairwise
+from pairs import in_turn
 from tiny import one, sd15_unet, sdxl_unet
 from tomesd.merge import bipartite_soft_matching_random2d
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class TestAgainstThePackage:
     @pytest.mark.parametrize(
         ("grid", "cell", "ratio", "random"),
         [
-            *pairwise([(16, 16), (12, 20), (13, 17), (2, 7)], [(2, 2), (2, 1)], (0.1, 0.5), (True, False)),
+            *in_turn([(16, 16), (12, 20), (13, 17), (2, 7)], [(2, 2), (2, 1)], (0.1, 0.5, 0.5), (True, False, False)),
             ((12, 15), (3, 4), 150 / 180, True),
             ((16, 16), (2, 2), 0.75, True),
         ],
@@ -67,7 +67,7 @@ class TestAgainstThePackage:
         assert torch.equal(plan.unmerge(plan.merge(tokens)), unmerge(merge(tokens)))
         assert plan.merge(tokens).shape[1] == plan.num_destinations == height * width - removed
 
-    @pytest.mark.parametrize(("batch", "size", "both"), pairwise([2, 3], [(16, 16), (13, 17)], SAME_SETTINGS))
+    @pytest.mark.parametrize(("both", "size", "batch"), in_turn(SAME_SETTINGS, [(16, 16), (13, 17)], [2, 3]))
     def test_a_patched_unet(self, batch, size, both):
         """In float64, where sums in another order agree to 1e-12. An odd batch is never random in either."""
         settings, theirs = both

@@ -103,14 +103,6 @@ class TestWhatIsLearned:
         assert (learned.num_steps, learned.counts, learned.model_class) == (STEPS, (6,), "Known")
         assert is_learned(handle)
 
-    def test_longer_learning_is_closer_on_what_it_learns_from(self) -> None:
-        def of(minutes: float) -> float:
-            model, handle = made(5)
-            learn(model, handle, computed=5, minutes=minutes)
-            return distance(model, handle, range(100, 104))
-
-        assert of(0.03) <= of(0.0)
-
     def test_several_numbers_of_steps_are_learned_at_once_and_saved(self, tmp_path: Path) -> None:
         model, handle = made()
         learn(model, handle, computed=[8, 6])

@@ -17,7 +17,7 @@ from accelerate.hooks import remove_hook_from_submodules
 from diffusers import DiffusionPipeline
 from diffusers.hooks import group_offloading
 from packaging.version import Version
-from pairs import named
+from pairs import in_turn, named
 from skipping import BY_NAME, FOLLOWED, Runs, call, counts, equal, generate, plain, skipping
 from tiny import Family
 from tiny_pipelines import denoiser, flux_pipeline, run, sd3_pipeline, sd15_pipeline
@@ -65,8 +65,11 @@ def counted_moves() -> Iterator[list[str]]:
         yield moves
 
 
-@pytest.mark.parametrize("offload", [sequential, dispatched, groups], ids=named)
-@pytest.mark.parametrize(("family", "first"), [(BY_NAME["sd15"], True), (BY_NAME["flux"], False)], ids=named)
+@pytest.mark.parametrize(
+    ("offload", "family", "first"),
+    in_turn([sequential, dispatched, groups, groups], [BY_NAME["sd15"], BY_NAME["flux"]], [True, False, False, True]),
+    ids=named,
+)
 def test_no_weight_is_moved(
     family: Family, first: bool, offload: Callable[[nn.Module, Path], None], tmp_path: Path
 ) -> None:

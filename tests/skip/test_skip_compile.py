@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -119,15 +118,6 @@ def test_merging_in_computed_steps_has_no_graph_more() -> None:
     with torch.compiler.set_stance("fail_on_recompile"):
         generate(FLUX, model, handle)
     assert graphs.count == 2
-
-
-def test_a_copy_skips_for_itself() -> None:
-    compiled = wrapped(shallow(), fullgraph=True, backend="eager")
-    handle = skipping(compiled, 0, 2)
-    generate(FLUX, compiled, handle)
-    twin = copy.deepcopy(compiled)
-    assert_as_computed(twin, Handle.of(twin))
-    assert_as_computed(compiled, handle)
 
 
 def test_peft_sees_whether_a_model_is_compiled() -> None:

@@ -6,14 +6,13 @@ import json
 import pytest
 import torch
 from diffusers import FluxPipeline
-from PIL import Image
 from safetensors.torch import load_file
 from toma_diffusion_demo.loading import WEIGHTS, dequantised, flux_pipeline
 
 from training import export, export_flux, probe, run
 from training.attention import KERNELS, norm_in_one_precision, use_attention
 from training.export_flux import quantised
-from training.flux import noise_levels, pack, positions
+from training.flux import noise_levels, positions
 from training.loop import Place
 from training.models import build_flow_scheduler, build_flux, build_vae
 from training.settings import FLUX, TINY_FLUX
@@ -72,13 +71,6 @@ def test_it_loads_as_a_flux_pipeline_and_draws(pipe):
     assert plain.tobytes() != guided.tobytes()
 
 
-def test_several_images_of_a_prompt_and_several_prompts(pipe):
-    images = pipe(
-        ["a photo of shoes", "3d emoji of a red apple"], num_inference_steps=1, num_images_per_prompt=2
-    ).images
-    assert len(images) == 4
-
-
 def test_half_precision_is_the_usual_one_of_flux(work, text):
     pipe = flux_pipeline(folder=work / "pipeline", text=text)
     assert {pipe.transformer.dtype, pipe.vae.dtype, pipe.text_encoder.dtype} == {torch.bfloat16}
@@ -100,14 +92,6 @@ def test_a_stored_matrix_is_off_by_half_a_step_of_its_row_at_most():
     step = weights["layer.weight"].abs().amax(dim=1, keepdim=True) / 127
     assert ((back["layer.weight"] - weights["layer.weight"]).abs() <= 0.51 * step).all()
     torch.testing.assert_close(back["layer.bias"], weights["layer.bias"], atol=2e-3, rtol=1e-3)
-
-
-def test_card_and_history(work):
-    card = (work / "pipeline" / "README.md").read_text()
-    assert "$" not in card
-    assert "| transformer | " in card
-    history = json.loads((work / "pipeline" / "training.json").read_text())
-    assert [chapter["stage"] for chapter in history] == ["autoencoder", "transformer"]
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +143,6 @@ def test_without_an_autoencoder_to_train_its_time_is_the_transformer_s(work, tex
     }
 
 
-def test_samples_are_a_grid_of_64(work):
-    with Image.open(work / "samples.png") as image:
-        assert image.size == (8 * TINY_FLUX.image_size, 8 * (TINY_FLUX.image_size + 34))
-
-
 def test_export_refuses_what_is_too_large(work, text):
     with pytest.raises(export.ModelTooLargeError, match=r"at most 0\.01 are allowed"):
         export_flux.export_flux(TINY_FLUX, Place(work, CPU, text=text), max_mib=0.01)
@@ -173,19 +152,6 @@ def test_the_text_encoder_must_be_named(command, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run.main(command("diffusion", tmp_path, "--model", "flux"))
     assert "needs --text" in capsys.readouterr().err
-
-
-def test_positions_of_small_latents_lie_amid_those_of_whole_ones():
-    whole, small = positions(4, 1, CPU), positions(2, 2, CPU)
-    rows = whole[:, 1].view(4, 4)
-    torch.testing.assert_close(small[:, 1].view(2, 2)[:, 0], rows[:, 0].view(2, 2).mean(dim=1))
-    assert small[:, 2].tolist() == [0.5, 2.5, 0.5, 2.5]
-    assert (whole[:, 0] == 0).all()
-
-
-def test_packing_is_undone_by_the_pipeline():
-    latents = torch.randn(2, 4, 8, 8)
-    assert torch.equal(FluxPipeline._unpack_latents(pack(latents), 16, 16, 2), latents)
 
 
 def test_noise_is_drawn_as_sampling_visits_it():

@@ -54,7 +54,7 @@ class TestGroup:
     )
     def test_methods_that_cannot_be_timed_so(self, method, message):
         model = build("sd15" if "deep" in method else "flux", small=True, device=CPU).model
-        (column,) = with_bounds(model, method, [], [], ())
+        (column,) = with_bounds(model, method, [], ())
         with pytest.raises(ValueError, match=message):
             Group(**SETTINGS | {"mode": "graph"}).check(column)
 
@@ -62,26 +62,26 @@ class TestGroup:
 class TestBounds:
     def test_bounds_follow_the_method_and_are_shared(self, sd15):
         texts = "toma,toma:select_every=2,toma:reweigh_every=2,toma-tile,toma-stage"
-        toma, often, weighed, tile, stage = with_bounds(sd15, texts, [0.5], [], BOUNDS).values()
+        toma, often, weighed, tile, stage = with_bounds(sd15, texts, [0.5], BOUNDS).values()
         assert toma["lower-bound"] == often["lower-bound"] == weighed["lower-bound"] != tile["lower-bound"]
         assert toma["floor"] == often["floor"] == tile["floor"] != stage["floor"]
         assert list(stage) == ["lower-bound", "floor"]
         assert stage["floor"].key["scope"] == stage["lower-bound"].key["scope"] == "stage"
 
     def test_only_the_bounds_that_are_wanted(self, sd15):
-        (bounds,) = with_bounds(sd15, "toma", [0.5], [], ["floor"]).values()
+        (bounds,) = with_bounds(sd15, "toma", [0.5], ["floor"]).values()
         assert list(bounds) == ["floor"]
         with pytest.raises(ValueError, match="bound='ceiling'"):
-            with_bounds(sd15, "toma", [0.5], [], ["ceiling"])
+            with_bounds(sd15, "toma", [0.5], ["ceiling"])
 
     def test_they_leave_the_same_blocks_whole(self):
         model = build("flux", small=True, device=CPU).model
-        ((column, bounds),) = with_bounds(model, "toma", [0.5], [], BOUNDS).items()
+        ((column, bounds),) = with_bounds(model, "toma", [0.5], BOUNDS).items()
         for each in (column, *bounds.values()):
             assert json.loads(each.key["settings"])["skip_blocks"] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
 
     def test_other_methods_have_none(self, sd15):
-        columns = with_bounds(sd15, "steps:2,tomesd,tofu:seed=3,todo,fast", [0.5, 0.75], ["block", "stage"], BOUNDS)
+        columns = with_bounds(sd15, "steps:2,tomesd,tofu:seed=3,todo,fast", [0.5, 0.75], BOUNDS)
         assert [(column.name, column.key["ratio"]) for column in columns] == [
             ("steps", ""),
             ("tomesd", "0.5"),

@@ -14,7 +14,7 @@ from tiny_clips import FRAMES, SIZE, clip_folder
 from tiny_weights import lpips_file
 from toma_lab.metrics import ClipSample, Weights, open_metrics
 from toma_lab.pipelines.checkpoints import load_pipeline
-from toma_lab.pipelines.clips import ClipRequest, generate_clips
+from toma_lab.pipelines.clips import ClipRequest, generate
 from toma_lab.runner import Maker
 
 from toma_diffusion import Merge, speed_up
@@ -104,9 +104,9 @@ def test_figures_are_those_of_toma_eval(rows, quality, tmp_path):
     requests = [
         ClipRequest(prompts[index * (len(prompts) // 16)], index, 4, 4.0, *SIZE, frames=FRAMES) for index in (0, 1)
     ]
-    whole = [generate_clips(pipe, [request])[0] for request in requests]
+    whole = [generate(pipe, [request])[0] for request in requests]
     with speed_up(pipe, merge=Merge(ratio=0.5, skip_blocks=())):
-        merged = [generate_clips(pipe, [request])[0] for request in requests]
+        merged = [generate(pipe, [request])[0] for request in requests]
     weights = Weights(lpips=lpips_file(tmp_path))
     metrics = open_metrics(("ssim", "lpips", "flicker"), weights, pipe.device, clips=True).clip
     samples = [ClipSample(own.frames, "", other.frames) for own, other in zip(merged, whole, strict=True)]

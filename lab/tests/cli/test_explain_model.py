@@ -16,20 +16,8 @@ def invoke(*arguments: str):
 
 def test_both_pictures_and_their_rows(tmp_path):
     output = tmp_path / "new" / "look.png"
-    result = invoke(
-        "--model",
-        str(pipeline_folder()),
-        "--device",
-        "cpu",
-        "--prompt",
-        "a shoe",
-        "--steps",
-        "12",
-        "--num-regions",
-        "4",
-        "--output",
-        str(output),
-    )
+    small = ["--device", "cpu", "--steps", "12", "--num-regions", "4"]
+    result = invoke("--model", str(pipeline_folder()), *small, "--prompt", "a shoe", "--output", str(output))
     assert result.exit_code == 0, result.output
     for name in ("destinations", "hidden-states"):
         assert Image.open(output.with_name(f"look-{name}.png")).width > 600

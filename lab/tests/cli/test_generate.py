@@ -121,7 +121,7 @@ def test_brackets_in_a_name_are_no_markup(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output", "image.jpg"], "'image.jpg' has an ending that is not supported"),
+        (["--output", "image.jpg"], "'image.jpg' is neither an image nor a clip: end it in .png"),
         (["--ratio", "1.5"], "ratio=1.5 is not allowed"),
         (["--preset", "fats"], "Did you mean 'fast'?"),
         (["--preset", "todo", "--ratio", "0.5"], "ratio=0.5 is not allowed"),

@@ -113,7 +113,7 @@ class TestMergeMap:
             ("level 0", 64, 32),
             ("level 1", 16, 8),
         }
-        plot_merge_maps(image, recorder.maps, "title", tmp_path / "map.png")
+        plot_merge_maps(image, recorder.maps, "title").savefig(tmp_path / "map.png", dpi=130)
         assert Image.open(tmp_path / "map.png").width > 800
 
     def test_other_methods_are_refused(self):

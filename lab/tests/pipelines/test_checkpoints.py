@@ -4,11 +4,10 @@ import subprocess
 import sys
 
 import pytest
-import toma_diffusion_demo
 import torch
 from safetensors.torch import save_file
 from tiny_text import pipeline_folder
-from toma_lab.pipelines.checkpoints import bundled_model, fingerprint, load_pipeline, public_name, steps_and_guidance
+from toma_lab.pipelines.checkpoints import fingerprint, load_pipeline, public_name, steps_and_guidance
 from toma_lab.pipelines.generation import ImageRequest, generate_image
 
 from toma_diffusion import UsageError
@@ -36,22 +35,10 @@ def test_loading_prints_nothing_and_restores_the_log_levels():
     assert before == after
 
 
-def test_bundled_is_the_model_of_the_demo_package(monkeypatch):
-    monkeypatch.setattr(toma_diffusion_demo, "model_folder", pipeline_folder)
-    assert bundled_model() == pipeline_folder()
-    assert load_pipeline("bundled", device="cpu").unet.config.sample_size == 8
-
-
 def test_without_the_demo_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "toma_diffusion_demo", None)
     with pytest.raises(UsageError, match=r"pip install 'toma-diffusion-lab\[demo\]' .*pip install \./demo-model"):
         load_pipeline("bundled")
-
-
-def test_a_demo_package_of_an_older_version_is_named(monkeypatch):
-    monkeypatch.delattr("toma_diffusion_demo.loading.four_step_pipeline")
-    with pytest.raises(UsageError, match=r"'bundled-4step' is not in the toma-diffusion-demo .* Install a newer one"):
-        load_pipeline("bundled-4step", device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,14 @@ from toma_lab.pipelines.checkpoints import load_pipeline
 from toma_lab.pipelines.clips import (
     Clip,
     ClipRequest,
-    generate_clip,
+    generate,
+    latents_of,
     read_clip,
     settings_path,
     write_lossless,
     write_mp4,
 )
-from toma_lab.pipelines.generation import ImageRequest, generate_image, generate_latents, makes_clips, read_settings
+from toma_lab.pipelines.generation import ImageRequest, makes_clips, read_settings
 
 from toma_diffusion import Merge, UsageError, speed_up
 
@@ -42,6 +43,11 @@ def picture(tmp_path) -> Path:
     pixels = np.random.default_rng(0).integers(256, size=(40, 60, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "picture.png")
     return tmp_path / "picture.png"
+
+
+def generate_clip(pipe, request: ClipRequest, *on_step) -> Clip:
+    (clip,) = generate(pipe, [request], *on_step)
+    return clip
 
 
 def decoded(path: Path) -> np.ndarray:
@@ -119,9 +125,7 @@ class TestGenerate:
         with pytest.raises(UsageError, match="frames='9' is for clips, and a StableDiffusionPipeline generates images"):
             generate_clip(text_pipeline(), ClipRequest("a shoe", frames=9))
         with pytest.raises(UsageError, match="a WanPipeline generates clips, not images"):
-            generate_image(pipe, ImageRequest("a shoe"))
-        with pytest.raises(UsageError, match="a WanPipeline generates clips, not images"):
-            generate_latents(pipe, ImageRequest("a shoe"))
+            latents_of(pipe, ImageRequest("a shoe"))
         with pytest.raises(UsageError, match="frames=3 gives a single frame with a WanPipeline"):
             generate_clip(pipe, ClipRequest("a shoe", **FEW | {"frames": 3}))
 

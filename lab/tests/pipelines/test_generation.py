@@ -5,7 +5,8 @@ import pytest
 from PIL import Image
 from tiny_pipelines import embeds, flux_pipeline
 from tiny_text import text_pipeline
-from toma_lab.pipelines.generation import ImageRequest, generate_image, generate_images, read_settings, write_png
+from toma_lab.pipelines.clips import generate
+from toma_lab.pipelines.generation import ImageRequest, generate_image, read_settings, write_png
 
 from toma_diffusion import UsageError, speed_up
 from toma_diffusion.merge.variants import VARIANTS
@@ -77,12 +78,8 @@ class TestGenerateImage:
             generate_image(pipe, ImageRequest("a shoe", steps=1))
         assert not isinstance(caught.value, UsageError)
 
-    @pytest.mark.parametrize("seed", [-1, 2**64 - 1])
-    def test_every_seed_of_torch_is_taken(self, seed):
-        assert generate_image(text_pipeline(), ImageRequest("a shoe", seed=seed, steps=1)).size == (64, 64)
 
-
-class TestGenerateImages:
+class TestBatches:
     REQUESTS = tuple(
         ImageRequest(prompt, seed, steps=3) for prompt, seed in (("a shoe", 1), ("a tree", 7), ("a cap", 1))
     )
@@ -96,7 +93,7 @@ class TestGenerateImages:
         if variant:
             divided = {"num_regions": 4, "region_tokens": None, "selection_tokens": None}
             speed_up(pipe, merge=VARIANTS[variant].changed(divided))
-        together = generate_images(pipe, self.REQUESTS)
+        together = generate(pipe, self.REQUESTS)
         assert len(together) == 3
         for request, image in zip(self.REQUESTS, together, strict=True):
             alone = np.asarray(generate_image(pipe, request)).astype(int)
@@ -104,7 +101,7 @@ class TestGenerateImages:
 
     def test_other_settings_need_a_call_of_their_own(self):
         with pytest.raises(UsageError, match=r"steps=4.* has other settings than .*steps=3"):
-            generate_images(text_pipeline(), [self.REQUESTS[0], ImageRequest("a shoe", steps=4)])
+            generate(text_pipeline(), [self.REQUESTS[0], ImageRequest("a shoe", steps=4)])
 
 
 def test_a_flux_without_an_input_for_guidance_is_guided_by_a_second_pass():

@@ -63,13 +63,6 @@ def test_generate(name, tmp_path):
     assert read_settings(output)["model"] == checkpoint(name).name
 
 
-@needs("flux2-klein")
-def test_what_a_pipeline_does_not_take_is_refused():
-    pipe = load_pipeline(str(checkpoint("flux2-klein")), device="cpu")
-    with pytest.raises(UsageError, match="negative_prompt='a tree' cannot be given to a Flux2KleinPipeline"):
-        generate_image(pipe, ImageRequest("a shoe", steps=1, negative_prompt="a tree", **SIZE))
-
-
 @needs("z-image")
 def test_what_the_call_itself_refuses_is_the_user_s_mistake():
     pipe = load_pipeline(str(checkpoint("z-image")), device="cpu")

@@ -1,6 +1,5 @@
 """Both pictures of a tiny pipeline, what is said about them, and the code that generates the second again."""
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,6 @@ from tiny_text import pipeline_folder
 from tiny_weights import lpips_file
 from toma_lab.metrics import Weights
 from toma_lab.pipelines.generation import ImageRequest, generate_image
-from toma_lab.playground import comparison as module
 from toma_lab.playground import html
 from toma_lab.playground.choice import COMPUTED, MERGED, SKIPPED, Choice, as_code
 from toma_lab.playground.comparison import Comparer
@@ -90,13 +88,6 @@ def test_another_request_has_another_original(comparer, change):
     assert compare(comparer, request=replace(REQUEST, **change), maps=False)[0].is_original_new
 
 
-def test_the_oldest_originals_are_forgotten(comparer, monkeypatch):
-    monkeypatch.setattr(module, "MOST_ORIGINALS", 1)
-    compare(comparer, maps=False)
-    compare(comparer, request=replace(REQUEST, seed=4), maps=False)
-    assert compare(comparer, maps=False)[0].is_original_new
-
-
 def test_a_step_is_computed_merged_or_skipped(comparer):
     found, _ = compare(comparer, FAST, replace(REQUEST, steps=6))
     computed = [step for step, kind in enumerate(found.steps) if kind == COMPUTED]
@@ -106,13 +97,6 @@ def test_a_step_is_computed_merged_or_skipped(comparer):
     assert found.maps == ()
     late = Choice.of("toma-late", 0.5, 10, 20)
     assert set(late.steps_of(20)) == {COMPUTED, MERGED, SKIPPED}
-
-
-def test_filters_of_warnings_stay_as_they_are(comparer):
-    """They are those of all threads, and pages are served by many."""
-    filters, seen = list(warnings.filters), []
-    comparer.compare(MODEL, REQUEST, STAGE, lambda *_: seen.append(list(warnings.filters)), again=True, maps=True)
-    assert all(each == filters for each in seen)
 
 
 def test_other_methods_have_no_map(comparer):

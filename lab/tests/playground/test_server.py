@@ -11,6 +11,7 @@ import torch
 from tiny_text import pipeline_folder
 from toma_lab.cli import app
 from toma_lab.metrics import Weights
+from toma_lab.playground.choice import Choice, request_of
 from toma_lab.playground.comparison import Comparer
 from toma_lab.playground.models import Models
 from toma_lab.playground.own_folder import keep_files_in
@@ -21,6 +22,8 @@ from typer.testing import CliRunner
 from toma_diffusion.errors import UsageError
 
 MODEL = str(pipeline_folder())
+GIVEN = (MODEL, "a red apple", 0, 2, None, "toma-stage", 0.5, 1)
+"""Values of the controls of a comparison."""
 KEPT = ("GRADIO_TEMP_DIR", "MPLCONFIGDIR", "GRADIO_ANALYTICS_ENABLED")
 
 
@@ -47,7 +50,7 @@ def port():
 def served(models, port, tmp_path):
     pytest.importorskip("gradio")
     keep_files_in(tmp_path / "out")
-    page, address = serve(models, tmp_path / "out", port, wait=False)
+    page, address = serve(models, tmp_path / "out", port)
     yield address, port
     page.close()
 
@@ -75,12 +78,12 @@ def test_only_files_of_the_page_can_be_read(served, tmp_path):
 
 def test_a_port_that_is_taken_is_a_user_s_mistake(served, models, tmp_path):
     with pytest.raises(UsageError, match=r"cannot be used .*--port"):
-        serve(models, tmp_path / "other", served[1], wait=False)
+        serve(models, tmp_path / "other", served[1])
 
 
 def test_a_port_that_does_not_exist(models, tmp_path):
     with pytest.raises(UsageError, match="port 99999 is not allowed"):
-        serve(models, tmp_path, 99999, wait=False)
+        serve(models, tmp_path, 99999)
 
 
 def test_without_gradio_it_is_said_what_to_install(monkeypatch, tmp_path):
@@ -116,54 +119,44 @@ class TestHandlers:
 
         return page
 
-    def test_compare(self, page, models):
-        compare = page.compare_with(Comparer(models))
-        pictures, figures, gallery, summary = compare(
-            MODEL, "a red apple", 0, 2, None, "toma-stage", 0.5, 1, False, True
-        )
+    @pytest.fixture
+    def compare(self, page, models):
+        """The handler of the button, as gradio calls it: by the names of the controls."""
+        names = page.Controls(*page.Controls._fields)
+        handler = page.compare_with(Comparer(models), names, "again", "maps")
+        given = dict(zip(names, GIVEN, strict=True)) | {"again": False, "maps": True}
+        return lambda **changes: handler(given | changes)
+
+    def test_compare(self, compare):
+        pictures, figures, merged, summary = compare()
         assert [picture.size for picture in pictures] == [(64, 64)] * 2
         assert "speed-up" in figures
-        assert gallery.visible
+        assert merged.visible
         assert "ToMA, ratio 0.5" in summary
 
-    def test_a_mistake_becomes_a_message(self, page, models):
+    def test_a_mistake_becomes_a_message(self, page, compare):
         import gradio
 
-        compare = page.compare_with(Comparer(models))
         with pytest.raises(gradio.Error, match="the prompt is empty"):
-            compare(MODEL, "", 0, 2, None, "toma-stage", 0.5, 1, False, True)
+            compare(prompt="")
         with pytest.raises(gradio.Error, match="&lt;b&gt;"), page.messages():
             raise UsageError("<b>")
 
-    def test_a_bug_keeps_its_traceback(self, page):
-        with pytest.raises(ZeroDivisionError), page.messages():
-            _ = 1 / 0
-
-    def test_frames_have_titles(self, page, models):
-        from toma_lab.playground.choice import Choice, request_of
-
-        found = Comparer(models).compare(
-            MODEL,
-            request_of("x", 0, 8, None),
-            Choice.of("toma-stage", 0.5, 8, 8),
-            lambda *_: None,
-            again=False,
-            maps=True,
-        )
+    def test_what_merged_is_shown_and_what_was_left_whole_is_not(self, page, models):
+        choice, request = Choice.of("toma-stage", 0.5, 2, 2), request_of("x", 0, 2, None)
+        found = Comparer(models).compare(MODEL, request, choice, lambda *_: None, again=False, maps=True)
         whole = replace(found.maps[0], targets=torch.arange(64), kind="left whole")
-        frames = page.frames_of(replace(found, maps=(*found.maps, whole)))
-        titles = [title for _, title in frames]
-        assert titles[0] == "level 0, from step 1: 64 → 32 tokens"
-        assert titles[page.MOST_MAPS - 1].startswith("level 0, from step 8")
-        assert not any("left whole" in title for title in titles)
-        assert all(picture.width > 300 for picture, _ in frames)
+        assert page.picture_of(replace(found, maps=(*found.maps, whole))).size == page.picture_of(found).size
+        assert page.picture_of(replace(found, maps=(whole,))) is None
 
     def test_words_and_code_follow_the_controls(self, page, models):
-        describe = page.describe_with(models)
-        words, code = describe(MODEL, "a red apple", 0, 20, None, "fast", 0.0, 6)
+        names = page.Controls(*page.Controls._fields)
+        describe = page.describe_with(models, names)
+        given = dict(zip(names, GIVEN, strict=True)) | {"steps": 20, "method": "fast", "ratio": 0.0, "computed": 6}
+        words, code = describe(given)
         assert words.startswith("6 of 20 steps are computed, spread by the noise levels")
         assert "speed_up(pipe, skip=Skip(computed=6))" in code
-        assert describe(MODEL, "", 0, 20, None, "fast", 0.0, 6)[1] == "# the prompt is empty: describe the picture."
+        assert describe(given | {"prompt": ""})[1] == "# the prompt is empty: describe the picture."
 
     def test_the_sliders_follow_method_and_steps(self, page):
         ratio, slider = page.own_values("fast", 20)

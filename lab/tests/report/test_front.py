@@ -1,6 +1,6 @@
 """The front of the best points."""
 
-from toma_lab.report.front import Point, describe, front
+from toma_lab.report.front import Point, front
 
 
 def test_no_point_on_it_is_beaten_in_both():
@@ -11,13 +11,3 @@ def test_no_point_on_it_is_beaten_in_both():
 
 def test_what_saves_nothing_is_not_on_it():
     assert front([Point(1.0, 0.001), Point(0.9, 0.0005)]) == []
-
-
-def test_in_words():
-    curves = {
-        "fewer steps": [Point(1.25, 0.018, "16"), Point(1.43, 0.033, "14")],
-        "toma-stage": [Point(1.3, 0.2, "0.5")],
-    }
-    assert describe(curves) == (
-        "LPIPS against the gain in time. The front: fewer steps 16 (1.25× at 0.018), fewer steps 14 (1.43× at 0.033)."
-    )

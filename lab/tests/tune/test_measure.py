@@ -8,7 +8,8 @@ from run_folders import FACTS
 from tiny_clips import SIZE, clip_pipeline
 from tiny_text import PROMPTS, text_pipeline
 from toma_lab.metrics import Weights, open_metrics
-from toma_lab.pipelines.generation import ImageRequest, generate_latents
+from toma_lab.pipelines.clips import latents_of
+from toma_lab.pipelines.generation import ImageRequest
 from toma_lab.tune.candidates import open_candidates
 from toma_lab.tune.folder import ORIGINAL, TuneFolder
 from toma_lab.tune.measure import Meter, turns_of
@@ -108,7 +109,7 @@ class TestFailures:
 def test_compiled_and_then_as_before(pipe, meter, monkeypatch):
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
     request = ImageRequest(PROMPTS[0], steps=STEPS)
-    before = generate_latents(pipe, request)
+    before = latents_of(pipe, request)
     measuring = meter("blocks")
     item, (merged,) = measuring.folder.plan.items[0], candidates(pipe, "toma-stage@0.5")
     measuring.measure((item, (merged,)))
@@ -116,7 +117,7 @@ def test_compiled_and_then_as_before(pipe, meter, monkeypatch):
     assert ("failure" not in found, found["psnr"] > 5) == (True, True)
     assert measuring.folder.picture(ORIGINAL, item).exists()
     assert all(module._compiled_call_impl is None for module in pipe.unet.modules())
-    assert torch.equal(generate_latents(pipe, request), before)
+    assert torch.equal(latents_of(pipe, request), before)
 
 
 def test_clips_are_warmed_up_with_few_steps(tmp_path):

@@ -68,7 +68,6 @@ class Group:
 
     @property
     def key(self) -> dict[str, str]:
-        """The columns that distinguish it from other groups."""
         optional = {"cache": "" if self.cache is None else f"{self.cache:g}", "frames": str(self.frames or "")}
         return {name: str(value) for name, value in vars(self).items()} | optional
 
@@ -97,12 +96,12 @@ class Group:
 
 
 def with_bounds(
-    model: Any, specs: Iterable[ColumnSpec], ratios: Sequence[float], scopes: Sequence[str], names: Sequence[str]
+    model: Any, specs: Iterable[ColumnSpec], ratios: Sequence[float], names: Sequence[str]
 ) -> dict[Column, Bounds]:
     """All columns but the baseline, each with the bounds of these names."""
     for name in names:
         check_one_of("bound", name, BOUNDS)
-    columns = columns_of(model, specs, ratios, scopes)
+    columns = columns_of(model, specs, ratios)
     return {column: {name: each for name, each in bounds_of(column).items() if name in names} for column in columns}
 
 

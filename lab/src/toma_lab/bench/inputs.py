@@ -74,11 +74,9 @@ class Call:
         return self.height // (2 * LATENT_FACTOR), self.width // (2 * LATENT_FACTOR)
 
     def noise(self, *shape: int) -> Tensor:
-        """Standard normal numbers."""
         return torch.randn(*shape, generator=self.generator).to(self.device, self.dtype)
 
     def constant(self, value: float, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """The same number everywhere."""
         return torch.full(shape, value, device=self.device, dtype=dtype or self.dtype)
 
     def packed(self) -> Tensor:

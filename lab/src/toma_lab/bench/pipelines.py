@@ -113,10 +113,8 @@ class LoadedPipeline:
 
 
 def images_of(denoiser: Denoiser, batch: int) -> int:
-    """How many images a batch makes."""
     return max(1, batch // 2) if denoiser.family.is_guided else batch
 
 
 def _sized(part: Mapping[str, Any], small: bool) -> dict[str, Any]:
-    """The configuration of a part."""
     return {**part["config"], **(part["small"] if small else {})}

@@ -101,16 +101,21 @@ class Runner:
             self.progress.advance(bar)
 
     def _check_drift(self, group: Group, baseline: Measured, first_row: int, bar: Any) -> None:
-        """Time the baseline once more. On a machine shared with other work it once came out 40 times too slow, with
-        hardly any spread, and made every method look 48 times faster. Its steps are all alike, so that those of a
-        second are enough."""
+        """Time the baseline once more, and write into the rows how much it changed.
+
+        On a machine shared with other work it once came out 40 times too slow, with hardly any spread, and made every
+        method look 48 times faster. Its steps are all alike, so that those of a second are enough.
+        """
         enough = max(1, round(1000 / baseline.timing.median))
         shorter = group if group.cache is not None else replace(group, steps=min(group.steps, enough))
         again = self._try(shorter, BASELINE, bar, with_pipeline=False)
         if again is None:
             return
-        note_drift(self.rows, first_row, baseline, again)
-        if abs(again.timing.median / baseline.timing.median - 1) > TOLERATED_DRIFT:
+        drift = again.timing.median / baseline.timing.median - 1
+        for row in list(self.rows)[first_row:]:
+            row["baseline_drift"] = str(round(drift, 4))
+        self.rows.write()
+        if abs(drift) > TOLERATED_DRIFT:
             self._say(
                 f"Warning: the baseline took {baseline.timing.median:.4g} ms at the beginning and "
                 f"{again.timing.median:.4g} ms at the end ({group}): something else is using this machine. "
@@ -192,14 +197,6 @@ def row_of(
         "attention": attention,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-
-
-def note_drift(rows: Rows, first: int, baseline: Measured, again: Measured) -> None:
-    """Write how much the baseline changed until the end of its group into all rows from number `first` on. If it is
-    far from 0, something else was using the machine, and the speed-up means nothing."""
-    for row in list(rows)[first:]:
-        row["baseline_drift"] = str(round(again.timing.median / baseline.timing.median - 1, 4))
-    rows.write()
 
 
 def _describe(column: Column) -> str:

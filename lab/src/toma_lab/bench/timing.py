@@ -56,7 +56,6 @@ class Timing:
 
     @classmethod
     def of(cls, milliseconds: list[float]) -> Timing:
-        """Summarize the samples."""
         if len(milliseconds) == 1:
             return cls(*milliseconds * 3)
         fifths = statistics.quantiles(milliseconds, n=5, method="inclusive")
@@ -93,7 +92,6 @@ def _milliseconds_by_clock(run: Callable[[], object], device: torch.device) -> f
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 

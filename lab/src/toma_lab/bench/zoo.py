@@ -61,7 +61,6 @@ class Denoiser:
 
     @property
     def config(self) -> Any:
-        """The model's own settings, by name."""
         return self.model.config
 
     @property
@@ -95,7 +94,6 @@ class Denoiser:
         self._has_weights = True
 
     def inputs(self, batch: int, width: int, height: int, frames: int | None = None) -> dict[str, Any]:
-        """Keyword arguments for one call."""
         generator = torch.Generator().manual_seed(SEED)
         sizes = (batch, width, height, self.text_tokens, self.frames_of(frames))
         return self.family.inputs(Call(self.config, *sizes, self.device, self.dtype, generator))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toma_diffusion.errors import UsageError
+from toma_lab.cli import run_options as options
 from toma_lab.cli.options import find_device, report_user_errors
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ def bench(
         ),
     ] = "balanced,fast,toma,toma-tile,toma-once,toma-stage",
     ratios: Annotated[str, typer.Option(help=f"Fractions of the tokens to remove. Default: {RATIOS}.")] = "",
-    scopes: Annotated[str, typer.Option(help="module, block, stage. Default: those of the methods.")] = "",
     resolution: Annotated[str, typer.Option(help="In pixels: 1024 or 1024x768. A list is allowed.")] = "",
     frames: Annotated[int | None, typer.Option(help="Of a clip. Default: those of the model, 81 of wan.")] = None,
     batch: Annotated[str, typer.Option(help="Batch size of a call, with guidance. A list is allowed.")] = "",
@@ -55,8 +55,8 @@ def bench(
     ] = "lower-bound,floor",
     pipeline: Annotated[bool, typer.Option("--pipeline", help="Also time the text encoders and the decoder.")] = False,
     cache: Annotated[float | None, typer.Option(help="Threshold of diffusers' FirstBlockCache.")] = None,
-    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
+    dtype: options.Dtype = "",
+    device: options.Device = "",
     output: Annotated[Path, typer.Option(help="CSV file to append to. Its rows are not measured again.")] = Path(
         "bench.csv"
     ),
@@ -65,7 +65,7 @@ def bench(
         Path | None,
         typer.Option(help="Lock file that benchmarks on one GPU share: all compile at once, one at a time is timed."),
     ] = None,
-    commit: Annotated[str | None, typer.Option(help="Commit to record. Default: that of the checkout.")] = None,
+    commit: options.Commit = None,
 ) -> None:
     """Time a denoiser as it is and with each method, in the same mode, and write one CSV row per measurement."""
     from rich.console import Console
@@ -93,7 +93,7 @@ def bench(
     asked_ratios = tuple(numbers("ratio", ratios or RATIOS, float))
     specs = [ColumnSpec.parse(text) for text in split_list(methods)]
     asked_bounds = [name for name in split_list(bounds) if name != "none"]
-    timed = with_bounds(denoiser.model, specs, asked_ratios, split_list(scopes), asked_bounds)
+    timed = with_bounds(denoiser.model, specs, asked_ratios, asked_bounds)
     check_integer("repeats", repeats, minimum=1)
     is_cached = cache is not None or any(column.is_cached for column in timed)
     timed_modes = _modes(split_list(modes), where, compile, is_cached)

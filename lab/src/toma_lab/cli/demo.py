@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toma_lab.cli import run_options as options
 from toma_lab.cli.options import find_device, report_user_errors
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from toma_lab.evaluate import EvalFolder
 
 PROMPTS = (
@@ -43,17 +42,12 @@ def demo(
     lpips_weights: Annotated[
         Path | None, typer.Option(help="A .safetensors file with the weights of LPIPS, to measure it too.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
+    device: options.Device = "",
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run in the folder and start again.")] = False,
 ) -> None:
     """Generate a few images with the model as it is and in faster ways, and compare speed and quality."""
-    from rich.console import Console
-
-    _demo(Console(markup=False), output, steps, lpips_weights, device, fresh)
-
-
-def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None, device: str, fresh: bool) -> None:
     from accelerate import PartialState
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from toma_lab.columns import BASELINE, Column, ColumnSpec, columns_of
@@ -64,6 +58,7 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
     from toma_lab.report.page import write_report
     from toma_lab.table import to_rich
 
+    console = Console(markup=False)
     pipe: Any = load_pipeline(BUNDLED, str(find_device(device)))
     fewer = [f"steps:{round(steps / FEWER)}"] if steps > 1 else []
     plan = EvalPlan(
@@ -82,8 +77,7 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
     folder = EvalFolder.start(output, plan, gather_facts(pipe.device))
     possible = [name for name in METRICS if name != "lpips" or lpips_weights]
     metrics = open_metrics(possible, Weights(lpips=lpips_weights), pipe.device)
-    for sentence in metrics.missing:
-        console.print(sentence, highlight=False)
+    options.print_lines(console, metrics.missing)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with folder.locked(), Progress(*columns, console=console, transient=True) as progress:
         evaluate(folder, pipe, metrics, PartialState(cpu=pipe.device.type == "cpu"), progress)
@@ -91,8 +85,7 @@ def _demo(console: Console, output: Path, steps: int, lpips_weights: Path | None
         _write_merge_map(folder, pipe, lambda: progress.advance(bar))
     grid, page = _write_grid(folder), write_report(folder)
     console.print(to_rich(folder))
-    for line in _what_to_look_at(grid, page):
-        console.print(line, soft_wrap=True, highlight=False)
+    options.print_lines(console, _what_to_look_at(grid, page))
 
 
 def _what_to_look_at(grid: Path, page: Path) -> list[str]:
@@ -137,7 +130,7 @@ def _write_merge_map(folder: EvalFolder, pipe: Any, advance: Callable[[], object
             advance()
 
         image = generate_image(pipe, plan.request(item, plan.steps), on_step)
-    plot_merge_maps(image, recorder.maps, f"{item.prompt}: {column.title}", folder.path / MERGE_MAP)
+    plot_merge_maps(image, recorder.maps, f"{item.prompt}: {column.title}").savefig(folder.path / MERGE_MAP, dpi=130)
 
 
 def _write_grid(folder: EvalFolder) -> Path:

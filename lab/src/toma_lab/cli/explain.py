@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toma_diffusion.errors import UsageError
-from toma_lab.cli.options import find_device, report_user_errors
+from toma_lab.cli import run_options as options
+from toma_lab.cli.options import find_device, report_user_errors, versions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +46,7 @@ def explain(
     steps: Annotated[
         int | None, typer.Option(help=f"With --model: denoising steps. Default: {STEPS}; of bundled-4step 4.")
     ] = None,
-    device: Annotated[str, typer.Option(help="With --model: cpu, cuda or cuda:1. Default: a GPU if any.")] = "",
+    device: options.Device = "",
 ) -> None:
     """Show what merging keeps and loses of an image or, with --model, which tokens of a model are similar.
 
@@ -97,12 +98,13 @@ def _explain_photograph(console: Console, config: Merge, output: Path, image: Pa
         table.add_row(selection, *(f"{result.psnr:.2f}" for result in results if result.selection == selection))
     console.print(table)
 
-    title = f"Token merging on an image: {regions}, {config.assign} assignment"
-    method.plot_reconstructions(photograph, results, title, output)
+    method.plot_reconstructions(
+        photograph, results, f"Token merging on an image: {regions}, {config.assign} assignment", output
+    )
     facts = {"image": (image or method.SAMPLE).name, "grid": f"{grid.height}x{grid.width}", "regions": regions}
-    facts |= {"assign": config.assign, "scale": f"{config.scale:g}", **_versions()}
+    facts |= {"assign": config.assign, "scale": f"{config.scale:g}"}
     rows = output.with_suffix(".csv")
-    write_rows([each.row for each in results], facts, rows)
+    write_rows([each.row for each in results], facts | versions(), rows)
     console.print(f"Wrote {output} and {rows}", soft_wrap=True)
 
 
@@ -148,14 +150,6 @@ def _explain_model(
     plot_overlap(overlap.shares, config, title, written[0])
     plot_clusters(image, clusters, f"{name}: clusters of the tokens that enter a block, {prompt!r}", written[1])
     facts = {"model": name, "prompt": prompt, "seed": seed, "steps": steps, "ratio": config.ratio}
-    facts |= {"region": config.region, "num_regions": config.num_regions, **_versions()}
+    facts |= {"region": config.region, "num_regions": config.num_regions, **versions()}
     write_rows([each.row for each in overlap.shares], facts, written[2])
     console.print(f"Wrote {', '.join(map(str, written))}", soft_wrap=True, highlight=False)
-
-
-def _versions() -> dict[str, str]:
-    import torch
-
-    from toma_diffusion import __version__
-
-    return {"toma_diffusion": __version__, "torch": torch.__version__}

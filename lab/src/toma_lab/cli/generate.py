@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toma_diffusion.errors import UsageError
-from toma_lab.cli.options import find_device, report_user_errors
+from toma_lab.cli import run_options as options
+from toma_lab.cli.options import find_device, report_user_errors, versions
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from toma_lab.pipelines.clips import Clip
     from toma_lab.pipelines.generation import ImageRequest
 
-STEPS = 20
 DEFAULT, DEFAULT_WITH_RATIO = "balanced", "toma-stage"
 PNG, MP4 = ".png", ".mp4"
 
@@ -30,13 +30,7 @@ PNG, MP4 = ".png", ".mp4"
 @report_user_errors
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt.")],
-    model: Annotated[
-        str,
-        typer.Option(
-            help="bundled, bundled-4step, bundled-flux, bundled-video (clips), a folder with a diffusers pipeline, a "
-            ".safetensors file or a hub id."
-        ),
-    ] = "bundled",
+    model: options.Model = "bundled",
     ratio: Annotated[
         float | None, typer.Option(help="Fraction of the tokens to remove. Default: that of the preset.")
     ] = None,
@@ -51,16 +45,16 @@ def generate(
         Path | None, typer.Option(help="In place of preset and ratio: a file tuned.json that toma tune wrote.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the initial noise.")] = 0,
-    steps: Annotated[int | None, typer.Option(help=f"Denoising steps. Default: {STEPS}; of bundled-4step 4.")] = None,
-    guidance: Annotated[
-        float | None, typer.Option(help="Guidance scale. Default: that of the pipeline; of bundled-4step 1: none.")
+    steps: Annotated[
+        int | None, typer.Option(help=f"Denoising steps. Default: {options.STEPS}; of bundled-4step 4.")
     ] = None,
+    guidance: options.Guidance = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What the image should not show.")] = None,
     width: Annotated[int | None, typer.Option(help="In pixels, with --height. Default: that of the pipeline.")] = None,
     height: Annotated[int | None, typer.Option(help="In pixels, with --width. Default: that of the pipeline.")] = None,
-    frames: Annotated[int | None, typer.Option(help="Of a clip. Default: those of the pipeline.")] = None,
-    fps: Annotated[float | None, typer.Option(help="Frames per second of a clip. Default: those of the model.")] = None,
-    image: Annotated[Path | None, typer.Option(help="What an image-to-video pipeline begins with.")] = None,
+    frames: options.Frames = None,
+    fps: options.Fps = None,
+    image: options.BeginsWith = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Write the original and the faster one side by side.")
     ] = False,
@@ -71,8 +65,8 @@ def generate(
             "toma.mp4.json."
         ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
+    dtype: options.Dtype = "",
+    device: options.Device = "",
 ) -> None:
     """Generate one image or clip faster, print what was skipped and merged and how long it took, and save it as PNG or
     mp4."""
@@ -85,10 +79,8 @@ def generate(
     from toma_lab.pipelines.generation import ImageRequest
 
     console = Console(markup=False, highlight=False, soft_wrap=True)
-    if output is not None and output.suffix not in (PNG, MP4):
-        raise UsageError(
-            f"output {str(output)!r} has an ending that is not supported: use {PNG} for an image, {MP4} for a clip."
-        )
+    if output is not None and output.suffix not in (PNG, MP4):  # said before a large model is loaded
+        raise UsageError(f"output {str(output)!r} is neither an image nor a clip: end it in {PNG} or {MP4}.")
     tuned = None if config is None else Tuned.read(config)
     if tuned is not None and (preset or ratio is not None):
         raise UsageError(
@@ -101,7 +93,7 @@ def generate(
     preset = preset or (DEFAULT if ratio is None else DEFAULT_WITH_RATIO)
     spec = ColumnSpec.parse(preset)
     request = ImageRequest(
-        prompt, seed, *steps_and_guidance(model, steps, guidance, STEPS), width, height, negative_prompt
+        prompt, seed, *steps_and_guidance(model, steps, guidance, options.STEPS), width, height, negative_prompt
     )
     pipe: Any = load_pipeline(model, str(find_device(device)), dtype or None)
     request = _request_of(pipe, request, frames, fps, image)
@@ -112,7 +104,7 @@ def generate(
         "model": public_name(model),
         "device": str(pipe.device),
         "dtype": str(pipe.dtype).removeprefix("torch."),
-        **_versions(),
+        **versions(),
         "method": preset if tuned is None else "tuned.json",
     }
     files = _generate_both(console, pipe, request, column, path, tuned, compare=compare)
@@ -303,9 +295,3 @@ def _write(made: Image | Clip, path: Path, settings: dict[str, Any]) -> list[Pat
         return [path]
     write_mp4(made, path, settings | {"frames": len(made.frames), "fps": made.fps})
     return [path, settings_path(path)]
-
-
-def _versions() -> dict[str, str]:
-    from importlib import metadata
-
-    return {name: metadata.version(name.replace("_", "-")) for name in ("toma_diffusion", "torch", "diffusers")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -29,13 +29,15 @@ EXTRAS = {
 def _reported() -> Iterator[None]:
     try:
         yield
-    except UsageError as error:
-        _fail(str(error), error)
-    except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        if module not in EXTRAS:
-            raise
-        _fail(f"{module} is not installed. Install it: pip install 'toma-diffusion-lab[{EXTRAS[module]}]'.", error)
+    except (UsageError, ModuleNotFoundError) as error:
+        message = str(error)
+        if isinstance(error, ModuleNotFoundError):
+            module = (error.name or "").partition(".")[0]
+            if module not in EXTRAS:
+                raise
+            message = f"{module} is not installed. Install it: pip install 'toma-diffusion-lab[{EXTRAS[module]}]'."
+        typer.echo(f"Error: {message}", err=True)
+        raise typer.Exit(2) from error
 
 
 def report_user_errors(command: Command) -> Command:
@@ -46,9 +48,11 @@ def report_user_errors(command: Command) -> Command:
     return _reported()(command)
 
 
-def _fail(message: str, error: Exception) -> NoReturn:
-    typer.echo(f"Error: {message}", err=True)
-    raise typer.Exit(2) from error
+def versions() -> dict[str, str]:
+    """What files note about the packages that made them."""
+    from importlib import metadata
+
+    return {name: metadata.version(name.replace("_", "-")) for name in ("toma_diffusion", "torch", "diffusers")}
 
 
 def find_device(name: str) -> torch.device:

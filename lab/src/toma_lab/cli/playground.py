@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from toma_diffusion.errors import UsageError
+from toma_lab.cli import run_options as options
 from toma_lab.cli.options import find_device, report_user_errors
 
 
@@ -24,8 +25,8 @@ def playground(
     lpips_weights: Annotated[
         Path | None, typer.Option(help="A .safetensors file. Without it, PSNR and SSIM are shown, and no LPIPS.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32. Default: the usual one of the model.")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1. Default: a GPU if there is one.")] = "",
+    dtype: options.Dtype = "",
+    device: options.Device = "",
     output: Annotated[Path, typer.Option(help="Folder for all files: pictures that are shown, and searches.")] = Path(
         "playground"
     ),
@@ -48,6 +49,6 @@ def playground(
             f"model {model!r} is a {type(pipe).__name__}, which generates clips: the playground takes pipelines of "
             "images. Use toma generate --compare."
         )
-    page, address = serve(models, output, port, wait=False)
+    page, address = serve(models, output, port)
     typer.echo(f"Open {address} in a browser. Stop with Ctrl+C. Files are in {output}.")
     page.block_thread()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,8 +74,8 @@ def targets_of(plan: MergePlan) -> Tensor:
     return plan.positions[-1].cpu()[regions.join(merged[:, :, None])[0, :, 0]]
 
 
-def plot_merge_maps(image: Image, maps: list[MergeMap], title: str, path: Path) -> None:
-    """Write a figure with two rows for each kind of block: destinations in full colour; lines from tokens to them."""
+def plot_merge_maps(image: Image, maps: Sequence[MergeMap], title: str = "") -> Any:
+    """A figure with two rows for each kind of block: destinations in full colour; lines from tokens to them."""
     kinds = list(dict.fromkeys(one.kind for one in maps))
     chosen = {kind: choose_evenly([one for one in maps if one.kind == kind], MOST_COLUMNS) for kind in kinds}
     columns = max(len(found) for found in chosen.values())
@@ -89,22 +89,7 @@ def plot_merge_maps(image: Image, maps: list[MergeMap], title: str, path: Path) 
             heading = f"{kind}, from step {found.step}\n{before} → {after} tokens"
             show(axes[2 * row, column], _faded(image, found).numpy(), heading)
             _plot_lines(axes[2 * row + 1, column], image, found)
-    figure.savefig(path, dpi=130)
-
-
-def draw_merge_map(image: Image, found: MergeMap) -> Image:
-    """A figure of one map: the destinations in full colour; lines from tokens to them next to it."""
-    import io
-
-    from PIL import Image
-
-    figure, axes = new_figure("", (8, 4 * image.height / image.width), 1, 2)
-    show(axes[0, 0], _faded(image, found).numpy())
-    _plot_lines(axes[0, 1], image, found)
-    axes[0, 1].set_axis_off()
-    written = io.BytesIO()
-    figure.savefig(written, format="png")
-    return Image.open(written).convert("RGB")
+    return figure
 
 
 def _faded(image: Image, found: MergeMap) -> Tensor:

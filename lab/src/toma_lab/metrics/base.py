@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from PIL.Image import Image
 from torch import Tensor, nn
+
+Scored = TypeVar("Scored")
 
 
 class UnavailableError(ValueError):
@@ -39,20 +41,23 @@ class Sample:
         return to_pixels(self.reference)
 
 
-class ImageMetric(ABC):
-    """A metric of one image."""
+class Metric(ABC, Generic[Scored]):
+    """A metric of one image or clip."""
 
-    name: ClassVar[str]
-    needs_reference: ClassVar[bool] = True
+    name: str
+    needs_reference: bool = True
     source: str = ""
     """Name and hash of the weights, or empty. Values from different weights are never mixed."""
 
     @abstractmethod
-    def score(self, sample: Sample) -> float: ...
+    def score(self, sample: Scored) -> float: ...
 
-    def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """Of several images of one size. Metrics that gain from it compute them together."""
+    def scores(self, samples: Sequence[Scored]) -> list[float]:
+        """Of several of one size. Metrics that gain from it compute them together."""
         return [self.score(sample) for sample in samples]
+
+
+ImageMetric = Metric[Sample]
 
 
 class PairMetric(ImageMetric):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -11,7 +10,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from toma_lab.metrics.base import ImageMetric, Sample, to_pixels
+from toma_lab.metrics.base import ImageMetric, Metric, Sample, to_pixels
 from toma_lab.metrics.pixels import Psnr, pool_psnr
 
 FRAMES_AT_ONCE = 8
@@ -28,19 +27,7 @@ class ClipSample:
     """The clip of the original model for the same prompt and seed. None for that clip itself."""
 
 
-class ClipMetric(ABC):
-    """A metric of one clip."""
-
-    name: str
-    needs_reference: bool = True
-    source: str = ""
-    """Name and hash of the weights, or empty."""
-
-    @abstractmethod
-    def score(self, sample: ClipSample) -> float: ...
-
-    def scores(self, samples: Sequence[ClipSample]) -> list[float]:
-        return [self.score(sample) for sample in samples]
+ClipMetric = Metric[ClipSample]
 
 
 class OverFrames(ClipMetric):

@@ -81,7 +81,7 @@ def open_pipeline(model: str, dtype: torch.dtype | None = None) -> DiffusionPipe
     source = str(bundled_model()) if model == BUNDLED else model
     with _loading_messages_off():
         if model in DEMO_LOADERS:
-            pipe = _load_demo(model, DEMO_LOADERS[model], {}, dtype)
+            pipe = _load_demo(DEMO_LOADERS[model], {}, dtype)
         else:
             pipe = _load_file(Path(source), dtype) if Path(source).is_file() else _load_folder(source, dtype)
     pipe.set_progress_bar_config(disable=True)
@@ -150,18 +150,11 @@ def _precision(dtype: torch.dtype) -> dict[str, torch.dtype]:
     return {"dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype": dtype}
 
 
-def _load_demo(model: str, loader: str, arguments: Mapping[str, Any], dtype: torch.dtype | None) -> Any:
-    bundled_model()  # raises if there is no demo package at all
-    try:
-        from toma_diffusion_demo import loading
+def _load_demo(loader: str, arguments: Mapping[str, Any], dtype: torch.dtype | None) -> Any:
+    bundled_model()  # raises if there is no demo package
+    from toma_diffusion_demo import loading
 
-        load = getattr(loading, loader)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"model {model!r} is not in the toma-diffusion-demo that is installed ({error}). Install a newer one: "
-            f"{INSTALL_DEMO}."
-        ) from error
-    return load(**arguments) if dtype is None else load(**arguments, dtype=dtype)
+    return getattr(loading, loader)(**arguments, **({} if dtype is None else {"dtype": dtype}))
 
 
 def _load_folder(source: str, dtype: torch.dtype | None) -> Any:
@@ -175,7 +168,7 @@ def _load_folder(source: str, dtype: torch.dtype | None) -> Any:
     try:
         parts: Mapping[str, Any] = DiffusionPipeline.load_config(source)
         if parts["_class_name"] in DEMO_PIPELINES:
-            return _load_demo(source, DEMO_PIPELINES[parts["_class_name"]], {"folder": Path(source)}, dtype)
+            return _load_demo(DEMO_PIPELINES[parts["_class_name"]], {"folder": Path(source)}, dtype)
         classes = [parts[name][1] for name in DENOISERS if name in parts] or [""]
         return DiffusionPipeline.from_pretrained(source, **_precision(dtype or half_precision(classes[0])))
     except UsageError:

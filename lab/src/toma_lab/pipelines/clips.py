@@ -18,8 +18,6 @@ from toma_lab.pipelines.generation import (
     SETTINGS_KEY,
     ImageRequest,
     call,
-    generate_images,
-    generate_latents,
     makes_clips,
     read_settings,
     write_png,
@@ -50,7 +48,6 @@ class Clip:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height."""
         return self.frames[0].size
 
 
@@ -74,7 +71,6 @@ class ClipRequest(ImageRequest):
 
     @cached_property
     def opened_image(self) -> Image | None:
-        """The image in RGB."""
         from PIL import Image, UnidentifiedImageError
 
         if self.image is None:
@@ -93,44 +89,40 @@ def settings_of(request: ImageRequest) -> dict[str, Any]:
     return settings | {"image": Path(settings["image"]).name} if settings.get("image") else settings
 
 
-def generate_clip(pipe: Any, request: ClipRequest, on_step: Callable[[int], None] | None = None) -> Clip:
-    """Generate one clip. Its noise comes from the CPU, so that a seed gives the same clip on every device.
+def generate(
+    pipe: Any, requests: Sequence[ImageRequest], on_step: Callable[[int], None] | None = None
+) -> list[Image | Clip]:
+    """Generate images or clips in one call of the pipeline. The requests differ in prompt and seed only.
 
-    Raises:
-        UsageError: The pipeline does not take one of the settings, or refuses its value.
+    Each has the noise that it has alone, so that it is the same picture up to rounding. Some methods decide for a batch
+    as a whole: ToMeSD and ToFu draw random numbers once, with the seed of the first image; on Flux all images share
+    the destinations of merging; the first-block cache compares steps over all images.
     """
-    (clip,) = generate_clips(pipe, [request], on_step)
-    return clip
-
-
-def generate_clips(
-    pipe: Any, requests: Sequence[ClipRequest], on_step: Callable[[int], None] | None = None
-) -> list[Clip]:
-    """Generate several clips in one call of the pipeline. They differ in prompt and seed only."""
-    first = requests[0]
-    found = _call_for_frames(pipe, requests, on_step, "pil")
-    clips = [Clip(tuple(frame.convert("RGB") for frame in frames), frame_rate(pipe, first)) for frames in found]
+    first, made = requests[0], _call(pipe, requests, on_step)
+    if not isinstance(first, ClipRequest):
+        return list(made)
+    clips = [Clip(tuple(frame.convert("RGB") for frame in frames), frame_rate(pipe, first)) for frames in made]
     if len(clips[0].frames) < FEWEST_FRAMES:
         raise UsageError(
             f"frames={first.frames} gives a single frame with a {type(pipe).__name__}, which makes them in groups: "
             "ask for more."
         )
-    return clips
+    return list(clips)
 
 
 def latents_of(pipe: Any, request: ImageRequest, on_step: Callable[[int], None] | None = None) -> Tensor:
     """The latents of one image or clip after the last step, not decoded. Their layout is that of the pipeline."""
-    if not isinstance(request, ClipRequest):
-        return generate_latents(pipe, request, on_step)
-    latents: Tensor = _call_for_frames(pipe, [request], on_step, "latent")
+    latents: Tensor = _call(pipe, [request], on_step, output_type="latent")
     return latents
 
 
-def _call_for_frames(
-    pipe: Any, requests: Sequence[ClipRequest], on_step: Callable[[int], None] | None, output_type: str
+def _call(
+    pipe: Any, requests: Sequence[ImageRequest], on_step: Callable[[int], None] | None, output_type: str = "pil"
 ) -> Any:
-    """Call the pipeline once, and return the frames of its output."""
+    """The images of the pipeline's output, or the frames of each clip."""
     first = requests[0]
+    if not isinstance(first, ClipRequest):
+        return call(pipe, requests, on_step, output_type=output_type).images
     check_request(pipe, first)
     more: dict[str, Any] = {"num_frames": first.frames, "image": first.opened_image}
     if "frame_rate" in inspect.signature(pipe.__call__).parameters:
@@ -142,14 +134,6 @@ def _call_for_frames(
         if error.name != "ftfy":
             raise
         raise UsageError(f"a {type(pipe).__name__} needs the package ftfy: {INSTALL_VIDEO}.") from error
-
-
-def generate(
-    pipe: Any, requests: Sequence[ImageRequest], on_step: Callable[[int], None] | None = None
-) -> Sequence[Image | Clip]:
-    """Generate what is asked for, images or clips, in one call of the pipeline."""
-    clips = [request for request in requests if isinstance(request, ClipRequest)]
-    return generate_clips(pipe, clips, on_step) if clips else generate_images(pipe, requests, on_step)
 
 
 def check_request(pipe: Any, request: ClipRequest) -> None:

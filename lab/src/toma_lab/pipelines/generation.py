@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from toma_diffusion.errors import UsageError
 from toma_diffusion.files import replacing
@@ -68,29 +67,8 @@ def generate_image(pipe: Any, request: ImageRequest, on_step: Callable[[int], No
     Raises:
         UsageError: The pipeline does not take one of the settings, or refuses its value.
     """
-    (image,) = generate_images(pipe, [request], on_step)
+    image: Image = call(pipe, [request], on_step).images[0]
     return image
-
-
-def generate_images(
-    pipe: Any, requests: Sequence[ImageRequest], on_step: Callable[[int], None] | None = None
-) -> list[Image]:
-    """Generate several images in one call of the pipeline. They differ in prompt and seed only.
-
-    Each has the noise that it has alone, so that it is the same image up to rounding. Some methods decide for a batch
-    as a whole: ToMeSD and ToFu draw random numbers once, with the seed of the first image; on Flux all images share
-    the destinations of merging; the first-block cache compares steps over all images.
-    """
-    _check_makes_images(pipe)
-    images: list[Image] = call(pipe, requests, on_step).images
-    return images
-
-
-def generate_latents(pipe: Any, request: ImageRequest, on_step: Callable[[int], None] | None = None) -> Tensor:
-    """The latents of one image after the last step, not decoded. Their layout is that of the pipeline."""
-    _check_makes_images(pipe)
-    latents: Tensor = call(pipe, [request], on_step, output_type="latent").images
-    return latents
 
 
 def makes_clips(pipe: Any) -> bool:
@@ -98,14 +76,11 @@ def makes_clips(pipe: Any) -> bool:
     return "num_frames" in inspect.signature(pipe.__call__).parameters
 
 
-def _check_makes_images(pipe: Any) -> None:
-    if makes_clips(pipe):
-        raise UsageError(f"a {type(pipe).__name__} generates clips, not images: use a pipeline of images here.")
-
-
 def call(pipe: Any, requests: Sequence[ImageRequest], on_step: Callable[[int], None] | None, **more: Any) -> Any:
     """Call the pipeline once, with `more` arguments as they are, and return its output."""
     first = requests[0]
+    if makes_clips(pipe) and type(first) is ImageRequest:
+        raise UsageError(f"a {type(pipe).__name__} generates clips, not images: use a pipeline of images here.")
     for request in requests:
         if replace(request, prompt=first.prompt, seed=first.seed) != first:
             raise UsageError(f"{request} has other settings than {first}: generate them in calls of their own.")

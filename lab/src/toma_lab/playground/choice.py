@@ -53,7 +53,6 @@ class Choice:
         return cls(name, Ours(None, merge, skip))
 
     def in_words(self, steps: int) -> str:
-        """What it does, in sentences."""
         return " ".join(self.own.in_sentences(steps)) or f"Nothing is done in {steps} steps."
 
     def steps_of(self, steps: int, computed: Sequence[int] | None = None) -> tuple[str, ...]:

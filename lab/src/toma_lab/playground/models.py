@@ -8,7 +8,6 @@ import torch
 
 from toma_lab.metrics import MetricSet, Weights, open_metrics
 from toma_lab.pipelines.checkpoints import BUNDLED, DEMO_MODELS_OF_IMAGES, load_pipeline, steps_and_guidance
-from toma_lab.prompts import built_in_prompts
 
 STEPS = 20
 GUIDANCE = {BUNDLED: 4.0}
@@ -25,7 +24,6 @@ class Models:
         self._opened: dict[str, Any] = {}
 
     def pipe(self, name: str) -> Any:
-        """Its pipeline."""
         if name not in self._opened:
             self._opened[name] = load_pipeline(name, str(self.device), self.dtype)
         return self._opened[name]
@@ -34,7 +32,3 @@ class Models:
         """Steps and guidance to begin with."""
         steps, guidance = steps_and_guidance(name, None, GUIDANCE.get(name), STEPS)
         return steps, guidance
-
-    def prompts(self, name: str) -> tuple[str, ...]:
-        """Prompts to try."""
-        return built_in_prompts(name)

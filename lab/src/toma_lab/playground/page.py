@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
-from typing import Any
+from io import BytesIO
+from typing import Any, NamedTuple
 
 import gradio as gr
+from PIL.Image import Image
+from PIL.Image import open as open_image
 
 from toma_diffusion import UsageError, presets
 from toma_diffusion.tuned import Tuned
-from toma_lab.inspection.figures import choose_evenly
-from toma_lab.inspection.merge_map import MergeMap, draw_merge_map
+from toma_lab.inspection.merge_map import plot_merge_maps
+from toma_lab.pipelines.generation import ImageRequest
 from toma_lab.playground import html
 from toma_lab.playground.choice import MOST_STEPS, NAMES, Choice, as_code, request_of, usual
 from toma_lab.playground.comparison import Comparer, Comparison
 from toma_lab.playground.models import Models
 from toma_lab.playground.search import LIMIT, SPEED, Searches, StoppedError, Wish
+from toma_lab.prompts import built_in_prompts
 from toma_lab.report.tune_page import usage
 from toma_lab.tune.goal import DEFAULT_TIER, TIERS, like_lpips
 from toma_lab.tune.plan import BUDGETS
@@ -32,8 +36,6 @@ ONE_AT_A_TIME: dict[str, Any] = {
 AT_ONCE: dict[str, Any] = {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
 WITH_A_MESSAGE: dict[str, Any] = {"concurrency_limit": None, "api_visibility": "private", "show_progress": "hidden"}
 """Messages come through the queue alone. These do not wait in it."""
-MOST_MAPS = 6
-"""Of every kind of block, evenly over the steps."""
 MESSAGE_SECONDS = 30
 EXAMPLES = 4
 INTRODUCTION = (
@@ -47,8 +49,30 @@ ABOUT_SEARCHES = (
 BEFORE_THE_FIRST = "Choose a method, then press “Generate and compare”."
 
 
+Values = dict[Any, Any]
+"""What gradio calls a function with: the value of each control."""
+
+
+class Controls(NamedTuple):
+    """What a user chooses before a comparison."""
+
+    model: Any
+    prompt: Any
+    seed: Any
+    steps: Any
+    guidance: Any
+    method: Any
+    ratio: Any
+    computed: Any
+
+    def chosen(self, values: Values) -> tuple[ImageRequest, Choice]:
+        """The picture and the method. Raises `UsageError` if they are not possible."""
+        request = request_of(*(values[each] for each in (self.prompt, self.seed, self.steps, self.guidance)))
+        method, ratio, computed = (values[each] for each in (self.method, self.ratio, self.computed))
+        return request, Choice.of(method, ratio, computed, request.steps)
+
+
 def build_page(comparer: Comparer, searches: Searches) -> Any:
-    """The page as a `gradio.Blocks`."""
     models = comparer.models
     with gr.Blocks(title="toma playground", analytics_enabled=False, delete_cache=(3600, 24 * 3600)) as page:
         with gr.Row(elem_classes="head"):
@@ -67,8 +91,7 @@ def _compare_tab(comparer: Comparer, model: Any, page: Any) -> None:
     models = comparer.models
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
-            prompt, *numbers = _request_controls(models)
-            method, ratio, computed = _choice_controls(models)
+            controls = Controls(model, *_request_controls(models), *_choice_controls(models))
             run = gr.Button("Generate and compare", variant="primary", elem_id="compare")
             again = gr.Checkbox(False, label="Generate the original again, to time both now", elem_id="again")
             maps = gr.Checkbox(True, label="Show what merges into what (takes one more run, which is not timed)")
@@ -84,12 +107,11 @@ def _compare_tab(comparer: Comparer, model: Any, page: Any) -> None:
             )
             gr.HTML('<div class="sides"><span>◀ original</span><span>accelerated ▶</span></div>')
             figures = gr.HTML(f'<p class="empty">{BEFORE_THE_FIRST}</p>', elem_id="figures")
-            gallery = gr.Gallery(
-                label="What merged into what",
+            merged = gr.Image(
+                label="What merged into what: destinations, and lines from other tokens to them",
                 visible=False,
-                preview=True,
-                height=400,
-                object_fit="contain",
+                format="png",
+                interactive=False,
                 buttons=["download", "fullscreen"],
                 elem_id="maps",
             )
@@ -99,22 +121,24 @@ def _compare_tab(comparer: Comparer, model: Any, page: Any) -> None:
             with gr.Accordion("What was done, in detail", open=False):
                 summary = gr.HTML(f'<p class="empty">{BEFORE_THE_FIRST}</p>', elem_id="summary")
 
-    inputs = [model, prompt, *numbers, method, ratio, computed]
-    outputs = [pictures, figures, gallery, summary]
-    run.click(compare_with(comparer), [*inputs, again, maps], outputs, show_progress_on=[pictures], **ONE_AT_A_TIME)
-    steps = numbers[1]
-    method.input(own_values, [method, steps], [ratio, computed], **AT_ONCE)
-    steps.change(own_values, [method, steps], [ratio, computed], **AT_ONCE)
-    changes = [each.change for each in inputs]
-    gr.on([*changes, page.load], describe_with(models), inputs, [about, code], **AT_ONCE)
-    model.change(lambda name: (models.prompts(name)[0], *models.usual(name)), model, [prompt, *numbers[1:]], **AT_ONCE)
+    outputs = [pictures, figures, merged, summary]
+    inputs = {*controls, again, maps}
+    compare = compare_with(comparer, controls, again, maps)
+    run.click(compare, inputs, outputs, show_progress_on=[pictures], **ONE_AT_A_TIME)
+    choice, sliders = [controls.method, controls.steps], [controls.ratio, controls.computed]
+    controls.method.input(own_values, choice, sliders, **AT_ONCE)
+    controls.steps.change(own_values, choice, sliders, **AT_ONCE)
+    changes = [each.change for each in controls]
+    gr.on([*changes, page.load], describe_with(models, controls), {*controls}, [about, code], **AT_ONCE)
+    of_model = [controls.prompt, controls.steps, controls.guidance]
+    model.change(lambda name: (built_in_prompts(name)[0], *models.usual(name)), model, of_model, **AT_ONCE)
 
 
 def _request_controls(models: Models) -> list[Any]:
     """Prompt, seed, steps and guidance."""
     steps, guidance = models.usual(models.first)
-    prompt = gr.Textbox(models.prompts(models.first)[0], label="Prompt", lines=2, elem_id="prompt")
-    gr.Examples([[each] for each in models.prompts(models.first)[:EXAMPLES]], [prompt], label="Try")
+    prompt = gr.Textbox(built_in_prompts(models.first)[0], label="Prompt", lines=2, elem_id="prompt")
+    gr.Examples([[each] for each in built_in_prompts(models.first)[:EXAMPLES]], [prompt], label="Try")
     with gr.Row():
         seed = gr.Number(0, label="Seed", precision=0, min_width=80, elem_id="seed")
         num_steps = gr.Number(steps, label="Steps", precision=0, min_width=80, elem_id="steps")
@@ -140,49 +164,37 @@ def _choice_controls(models: Models) -> list[Any]:
     return [method, ratio, computed]
 
 
-def compare_with(comparer: Comparer) -> Callable[..., Any]:
+def compare_with(comparer: Comparer, controls: Controls, again: Any, maps: Any) -> Callable[..., Any]:
     def compare(
-        model: str,
-        prompt: str,
-        seed: int | None,
-        steps: int | None,
-        guidance: float | None,
-        method: str,
-        ratio: float | None,
-        computed: float | None,
-        again: bool,
-        maps: bool,
+        values: Values,
         progress: Any = gr.Progress(),  # noqa: B008 - how gradio hands it over
     ) -> list[Any]:
+        def report(what: str, share: float) -> None:
+            progress(share, desc=what)
+
         with messages():
-            request = request_of(prompt, seed, steps, guidance)
-            choice = Choice.of(method, ratio, computed, request.steps)
-            found = comparer.compare(
-                model, request, choice, lambda what, share: progress(share, desc=what), again=again, maps=maps
-            )
-        frames = frames_of(found)
+            request, choice = controls.chosen(values)
+            model = values[controls.model]
+            found = comparer.compare(model, request, choice, report, again=values[again], maps=values[maps])
+        picture = picture_of(found)
         return [
             (found.original.image, found.accelerated.image),
             html.result(found),
-            gr.Gallery(frames, visible=bool(frames), selected_index=0 if frames else None),
+            gr.Image(picture, visible=picture is not None),
             html.preformatted(found.summary),
         ]
 
     return compare
 
 
-def frames_of(comparison: Comparison) -> list[tuple[Any, str]]:
-    """What merged into what over the steps: pictures with their titles."""
-    merged = [each for each in comparison.maps if not each.kept.all()]  # small grids may be left whole
-    chosen: list[MergeMap] = []
-    for kind in dict.fromkeys(each.kind for each in merged):
-        chosen += choose_evenly([each for each in merged if each.kind == kind], MOST_MAPS)
-    return [(draw_merge_map(comparison.accelerated.image, each), _title(each)) for each in chosen]
-
-
-def _title(found: MergeMap) -> str:
-    before, after = found.grid.num_tokens, int(found.kept.sum())
-    return f"{found.kind}, from step {found.step + 1}: {before} → {after} tokens"
+def picture_of(comparison: Comparison) -> Image | None:
+    """What merged into what over the steps. None if nothing did: small grids may be left whole."""
+    merged = [each for each in comparison.maps if not each.kept.all()]
+    if not merged:
+        return None
+    written = BytesIO()
+    plot_merge_maps(comparison.accelerated.image, merged).savefig(written, format="png", dpi=130)
+    return open_image(written).convert("RGB")
 
 
 def own_values(method: str, steps: int | None) -> list[Any]:
@@ -193,23 +205,13 @@ def own_values(method: str, steps: int | None) -> list[Any]:
     return [ratio, gr.Slider(maximum=max(2, steps), value=computed)]
 
 
-def describe_with(models: Models) -> Callable[..., Any]:
-    def describe(
-        model: str,
-        prompt: str,
-        seed: int | None,
-        steps: int | None,
-        guidance: float | None,
-        method: str,
-        ratio: float | None,
-        computed: float | None,
-    ) -> tuple[str, str]:
+def describe_with(models: Models, controls: Controls) -> Callable[..., Any]:
+    def describe(values: Values) -> tuple[str, str]:
         """What the settings do, in words, and as code."""
         try:
-            request = request_of(prompt, seed, steps, guidance)
-            choice = Choice.of(method, ratio, computed, request.steps)
-            words = choice.in_words(request.steps)
-            return escape(words), as_code(model, str(models.device), models.dtype, request, choice)
+            request, choice = controls.chosen(values)
+            code = as_code(values[controls.model], str(models.device), models.dtype, request, choice)
+            return escape(choice.in_words(request.steps)), code
         except UsageError as error:
             return escape(str(error)), f"# {error}"
 
@@ -248,8 +250,9 @@ def _tune_tab(searches: Searches, model: Any) -> None:
             code = gr.Code(language="python", interactive=False, label="Use it", visible=False, wrap_lines=True)
 
     stops: dict[str, bool] = {}
-    inputs = [model, want, limit, speed, num_steps, scale, prompts, budget, methods]
-    run.click(_search_with(searches, stops), inputs, [answer, files, code], show_progress_on=[answer], **ONE_AT_A_TIME)
+    wish = [model, want, limit, speed, num_steps, scale, prompts, budget, methods]  # in the order of `Wish`
+    search = _search_with(searches, wish, stops)
+    run.click(search, {*wish}, [answer, files, code], show_progress_on=[answer], **ONE_AT_A_TIME)
     stop.click(_stop_with(stops), None, None, **WITH_A_MESSAGE)
     want.change(
         lambda now: [gr.Number(visible=now == each) for each in (LIMIT, SPEED)], want, [limit, speed], **AT_ONCE
@@ -257,19 +260,11 @@ def _tune_tab(searches: Searches, model: Any) -> None:
     model.change(models.usual, model, [num_steps, scale], **AT_ONCE)
 
 
-def _search_with(searches: Searches, stops: dict[str, bool]) -> Callable[..., Any]:
+def _search_with(searches: Searches, controls: list[Any], stops: dict[str, bool]) -> Callable[..., Any]:
     """While a search runs, `stops` holds its session, and whether its user has asked to stop it."""
 
     def search(
-        model: str,
-        want: str,
-        limit: float | None,
-        speed_up: float | None,
-        steps: int | None,
-        guidance: float | None,
-        prompts: int | None,
-        budget: str,
-        methods: str,
+        values: Values,
         request: gr.Request,
         progress: Any = gr.Progress(),  # noqa: B008
     ) -> list[Any]:
@@ -283,7 +278,7 @@ def _search_with(searches: Searches, stops: dict[str, bool]) -> Callable[..., An
 
         try:
             with messages():
-                wish = Wish(model, want, limit, speed_up, steps, guidance, prompts, budget, methods or "")
+                wish = Wish(*(values[each] for each in controls))
                 folder, outcome = searches.run(wish, report)
         except StoppedError as stopped:
             gr.Info(str(stopped), title="Stopped")
@@ -293,7 +288,7 @@ def _search_with(searches: Searches, stops: dict[str, bool]) -> Callable[..., An
         return [
             html.answer(folder, outcome),
             gr.File([str(folder.tuned_path), str(folder.path / "tune.html")], visible=True),
-            gr.Code(usage(Tuned.read(folder.tuned_path), model), visible=True),
+            gr.Code(usage(Tuned.read(folder.tuned_path), wish.model), visible=True),
         ]
 
     return search

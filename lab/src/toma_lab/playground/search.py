@@ -19,6 +19,7 @@ from toma_lab.parsing import split_list
 from toma_lab.pipelines.checkpoints import fingerprint, public_name
 from toma_lab.playground.choice import request_of
 from toma_lab.playground.models import Models
+from toma_lab.prompts import built_in_prompts
 from toma_lab.report.tune_page import write_search
 from toma_lab.tune.candidates import open_candidates
 from toma_lab.tune.folder import TuneFolder
@@ -63,7 +64,6 @@ class Live(Progress):
         self._report = report
 
     def update(self, *args: Any, **changes: Any) -> None:
-        """As rich does, then report."""
         super().update(*args, **changes)
         task = self.tasks[0]
         left = f", about {_duration(task.time_remaining)} left" if task.time_remaining else ""
@@ -75,7 +75,8 @@ class Searches:
 
     def __init__(self, models: Models, folder: Path) -> None:
         self.models, self.folder = models, folder
-        self.metrics = _for_search(models.metrics)
+        image = [metric for metric in models.metrics.image if metric.name in METRICS]
+        self.metrics = MetricSet(image=image, missing=models.metrics.missing)
 
     @property
     def measures_lpips(self) -> bool:
@@ -106,12 +107,12 @@ class Searches:
         return Goal.of(max_lpips=given) if self.measures_lpips else Goal.of(min_psnr=given)
 
     def _plan(self, wish: Wish) -> TunePlan:
-        prompts = self.models.prompts(wish.model)
+        prompts = built_in_prompts(wish.model)
         if wish.prompts is None or not 1 <= wish.prompts <= len(prompts):
             raise UsageError(f"prompts={wish.prompts} is not allowed: it must be from 1 to {len(prompts)}.")
         find_budget(wish.budget)
         request = request_of(prompts[0], 0, wish.steps, wish.guidance)
-        pipe, methods = self.models.pipe(wish.model), tuple(split_list(wish.methods))
+        pipe, methods = self.models.pipe(wish.model), tuple(split_list(wish.methods or ""))
         if methods:  # raises now if one is wrong
             open_candidates(pipe, methods, request.steps)
         return TunePlan(
@@ -126,10 +127,6 @@ class Searches:
             methods=methods,
             lpips=self.metrics.source_of("lpips"),
         )
-
-
-def _for_search(metrics: MetricSet) -> MetricSet:
-    return MetricSet(image=[metric for metric in metrics.image if metric.name in METRICS], missing=metrics.missing)
 
 
 def _duration(seconds: float) -> str:

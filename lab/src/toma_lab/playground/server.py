@@ -24,12 +24,8 @@ FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "mon
 """Those of the machine: gradio's own come from a server."""
 
 
-def serve(models: Models, folder: Path, port: int, *, wait: bool = True) -> tuple[Any, str]:
-    """Serve the page until the process is interrupted, or return at once with `wait=False`.
-
-    Returns:
-        The page, with a method `close()`, and its address.
-    """
+def serve(models: Models, folder: Path, port: int) -> tuple[Any, str]:
+    """Serve the page from a thread. Returns it, with its methods `block_thread()` and `close()`, and its address."""
     if port not in PORTS:
         raise UsageError(f"port {port} is not allowed: use one from {PORTS[0]} to {PORTS[-1]}.")
     import gradio as gr
@@ -62,6 +58,4 @@ def serve(models: Models, folder: Path, port: int, *, wait: bool = True) -> tupl
         )
     except OSError as error:
         raise UsageError(f"port {port} cannot be used ({error}): give another --port.") from error
-    if wait:
-        page.block_thread()
     return page, address

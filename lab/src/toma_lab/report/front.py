@@ -77,17 +77,5 @@ def tidy(axis: Any, ink: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def describe(curves: Curves) -> str:
-    """The plot in words."""
-    best = front(point for points in curves.values() for point in points)
-    of_best = [
-        f"{title} {point.label} ({point.gain:.2f}× at {point.distance:.3g})"
-        for point in best
-        for title, points in curves.items()
-        if point in points
-    ]
-    return f"LPIPS against the gain in time. The front: {', '.join(of_best)}."
-
-
 def _xy(points: Sequence[Point]) -> tuple[list[float], list[float]]:
     return [point.gain for point in points], [point.distance for point in points]

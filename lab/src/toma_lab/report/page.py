@@ -12,10 +12,11 @@ from toma_diffusion.errors import UsageError
 from toma_diffusion.files import check_writable, replacing
 from toma_lab.columns import Column
 from toma_lab.evaluate import EvalFolder, sources_of
+from toma_lab.inspection.figures import choose_evenly
 from toma_lab.plan import Item
 from toma_lab.report.paper_table import paper_table
 from toma_lab.report.pictures import Film, data_uri, film_of
-from toma_lab.report.plots import gain_against_distance, legend, speed_against_quality
+from toma_lab.report.plots import gain_against_quality, legend
 from toma_lab.rows import Row as Measured
 from toma_lab.rows import number
 from toma_lab.table import FORMATS, HEADINGS
@@ -86,8 +87,7 @@ def write_report(folder: EvalFolder, output: Path | None = None) -> Path:
         resolution=rows[0]["resolution"],
         frames=rows[0].get("frames", ""),
         table=table,
-        front=gain_against_distance(table),
-        plots=speed_against_quality(table),
+        plots=gain_against_quality(table),
         legend=legend(table),
         rows=[_row(folder, item) for item in choose_items(folder)],
         first_merged=next((i for i, each in enumerate(plan.columns) if each.saves_time), 1),
@@ -115,10 +115,7 @@ def choose_items(folder: EvalFolder) -> list[Item]:
     """The items to show, out of those that have a picture of every column."""
     plan = folder.plan
     finished = [item for item in plan.items if all(folder.picture(each, item).exists() for each in plan.columns)]
-    most = MOST_CLIPS if plan.clips else MOST_ITEMS
-    if len(finished) <= most:
-        return finished
-    return [finished[index * len(finished) // most] for index in range(most)]
+    return choose_evenly(finished, MOST_CLIPS if plan.clips else MOST_ITEMS)
 
 
 def _row(folder: EvalFolder, item: Item) -> Row:

@@ -94,7 +94,6 @@ def paper_table(compared: Sequence[Column], rows: Sequence[Row]) -> PaperTable:
 
 
 def is_better_low(column: str) -> bool:
-    """Whether a lower value is better."""
     return "↓" in LABELS[column]
 
 

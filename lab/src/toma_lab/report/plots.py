@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from toma_lab.report.front import Curves, Point, describe, draw, draw_curves, style_of
+from toma_lab.report.front import Point, draw, draw_curves, style_of
 from toma_lab.report.paper_table import LABELS, Method, PaperTable, is_better_low
 
 INK = "#010203"
@@ -37,26 +37,11 @@ class Plot:
     """The plot in words, for screen readers."""
 
 
-def gain_against_distance(table: PaperTable) -> Plot | None:
-    """Gain in time against LPIPS with the front drawn, if there are both."""
-    curves = {
-        method.title: [
-            Point(line.gain, value, line.point)
-            for line in method.lines
-            if line.gain is not None and (value := table.value(line, "lpips"))  # equal images have no logarithm
-        ]
-        for method in table.methods
-        if method.saves_time
-    }
-    if not any(curves.values()):
-        return None
-    return Plot("front", drawn("front", (7.0, 4.4), lambda axis: draw(axis, curves, INK)), describe(curves))
-
-
-def speed_against_quality(table: PaperTable) -> list[Plot]:
-    """One plot for every metric that has values."""
+def gain_against_quality(table: PaperTable) -> list[Plot]:
+    """Gain in time against every metric that has values: first, with the front, against LPIPS."""
     metrics = [column for column in table.columns if column not in ("seconds", "speedup", "gain")]
-    return [plot for column in metrics if (plot := _plot(table, column)) is not None]
+    plots = [_plot(table, column) for column in sorted(metrics, key=lambda each: each != "lpips")]
+    return [plot for plot in plots if plot is not None]
 
 
 def legend(table: PaperTable) -> list[Key]:
@@ -70,42 +55,35 @@ def _plot(table: PaperTable, column: str) -> Plot | None:
     if not any(curves.values()):
         return None
     label = f"{LABELS[column].rstrip(' ↑↓')} ({'lower' if is_better_low(column) else 'higher'} is better)"
+    described = [f"{name}: {', '.join(map(_in_words, points))}" for name, points in curves.items() if points]
+    description = f"{label} against the gain in time. {'; '.join(described)}."
+    if column == "lpips":
+        return Plot(column, drawn(column, (7.0, 4.4), lambda axis: draw(axis, curves, INK)), description)
 
     def draw_all(axis: Any) -> None:
-        draw_curves(axis, curves, INK, f"seconds per {table.thing} (left is faster)", label)
-        _draw_unchanged(axis, table, column)
+        draw_curves(axis, curves, INK, "gain in time, × (right is faster)", label)
         axis.margins(0.12)
+        low, high = axis.get_ylim()
+        unchanged = [table.value(method.lines[0], column) for method in table.methods if not method.saves_time]
+        for value, style in zip(unchanged, (":", "--"), strict=False):  # the baseline, and the noise floor
+            if value is not None and low <= value <= high:
+                axis.axhline(value, color=INK, ls=style, lw=1)
 
-    return Plot(column, drawn(column, (4.7, 3.5), draw_all), _describe(curves, f"{label} against", table.thing))
+    return Plot(column, drawn(column, (4.7, 3.5), draw_all), description)
 
 
 def _points(table: PaperTable, method: Method, column: str) -> list[Point]:
-    """Seconds and value of every line that has both."""
-    found = [(table.value(line, "seconds"), table.value(line, column), line.point) for line in method.lines]
-    return [Point(x, y, label) for x, y, label in found if x is not None and y is not None and math.isfinite(y)]
+    """Those that can be shown. LPIPS of equal images is 0, which has no logarithm."""
+    found = [(line.gain, table.value(line, column), line.point) for line in method.lines]
+    return [
+        Point(gain, value, label)
+        for gain, value, label in found
+        if gain is not None and value is not None and math.isfinite(value) and (value or column != "lpips")
+    ]
 
 
-def _draw_unchanged(axis: Any, table: PaperTable, column: str) -> None:
-    """The baseline, as a point if it has a value, else as a line at its time; and the noise floor."""
-    baseline, *others = [method for method in table.methods if not method.saves_time]
-    seconds, value = (table.value(baseline.lines[0], name) for name in ("seconds", column))
-    if seconds is not None and value is not None:
-        axis.plot(seconds, value, marker="*", ms=11, color=INK)
-    elif seconds is not None:
-        axis.axvline(seconds, color=INK, ls=":", lw=1.2)
-    low, high = axis.get_ylim()
-    for method in others:
-        floor = table.value(method.lines[0], column)
-        if floor is not None and low <= floor <= high:
-            axis.axhline(floor, color=INK, ls="--", lw=1)
-
-
-def _describe(curves: Curves, what: str, thing: str) -> str:
-    def in_words(point: Point) -> str:
-        return f"{point.distance:.4g} in {point.gain:.3g} s" + (f" at {point.label}" if point.label else "")
-
-    found = [f"{name}: {', '.join(map(in_words, points))}" for name, points in curves.items() if points]
-    return f"{what} seconds per {thing}. {'; '.join(found)}."
+def _in_words(point: Point) -> str:
+    return f"{point.distance:.4g} at {point.gain:.3g}×" + (f" ({point.label})" if point.label else "")
 
 
 def drawn(name: str, size: tuple[float, float], draw_on: Callable[[Any], None]) -> str:

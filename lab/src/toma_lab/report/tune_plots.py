@@ -40,7 +40,6 @@ def front_plot(outcome: Outcome, steps: int) -> Plot | None:
 
 
 def kinds_shown(outcome: Outcome, steps: int) -> list[Key]:
-    """The legend."""
     present = {kind_of(each.column, steps) for each in outcome.results if each.figures}
     return [Key(kind, SIGNS[index], COLORS[index]) for index, kind in enumerate(KINDS) if kind in present]
 
