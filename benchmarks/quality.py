@@ -5,19 +5,17 @@
     python benchmarks/quality.py --lpips-weights FILE --model bundled --only skip --only lists --only solvers \\
         --only steps --only caches --steps 20 --images 4 --learned learned.json             # on a CPU
 
-One process generates the same 32 images with every method and setting, in one batch each, and compares them with those
-of the model as it is: presets and other methods, fewer steps and caches at all numbers of steps; then one setting after
-another at few and at many steps. Every row is written as soon as it is measured. Killed, the same command goes on; rows
-of another commit or machine are measured again. A method that a model cannot have is left out, with the reason. Rows of
-a CPU are in files of their own.
+One process generates the same 32 images with every method, in one batch each, and compares them with those of the model
+as it is. Every row is written as soon as it is measured. Killed, the same command goes on; rows of another commit or
+machine are measured again. A method that a model cannot have is left out, with the reason. Rows of a CPU are in files
+of their own.
 
 Every row has two distances: to the pictures of the run's own number of steps, and to the converged ones of 100 steps.
 The pictures of the model as it is are made once, and kept in the folder `local` next to the rows. The gain of what
 saves whole steps is the number of steps by the number that was computed; that of merging is computed from measured
 steps of a large model.
 
-Clips of a video pipeline are compared frame by frame, and by their flicker. Their list of methods is another one: all
-of them at 20 steps, those that a user would choose at 8 and at 50.
+Clips of a video pipeline are compared frame by frame, and by their flicker. Their list of methods is another one.
 
 A small model leaves a GPU idle between launches. Several processes may share the work, and the file:
 
@@ -32,7 +30,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
@@ -40,11 +38,11 @@ from typing import Any
 
 from accelerate import PartialState
 from filelock import FileLock
-from quality_columns import CLIP_PARTS, PARTS, SKIPPING, Conditions, columns_at
+from quality_columns import CLIP_PARTS, PARTS, Conditions, columns_at
+from table_rows import COMPUTED_STEPS, SKIPPING
 from toma_lab.columns import NOISE_FLOOR, UNCHANGED, Column
-from toma_lab.columns.fewer_steps import FewerSteps
 from toma_lab.columns.ours import count_blocks
-from toma_lab.columns.paper import PAPER, paper_columns
+from toma_lab.columns.steps import FewerSteps
 from toma_lab.costs import StepCosts
 from toma_lab.evaluate import BASE, EvalFolder, EvalPlan, Evaluation
 from toma_lab.facts import Facts, gather_facts
@@ -72,14 +70,10 @@ CLIP_PROMPTS = (FOLDER / "quality_clip_prompts.txt",)
 METRICS, FLICKER = ("psnr", "ssim", "lpips"), "flicker"
 CONVERGED, CONVERGED_STEPS = "lpips_converged", 100
 """LPIPS to the picture of so many steps."""
-COMPUTED_STEPS = "computed steps"
-"""Where the gain of what saves whole steps comes from."""
 REFERENCE = "reference"
 """The part with the model as it is, which is always there, and its noise floor, unless only other parts are asked
 for."""
-RUNS = (REFERENCE, *dict.fromkeys((*PARTS, *CLIP_PARTS)), *PAPER)
-"""All parts. The tables of the paper only if they are asked for, at 20 steps."""
-STEPS_OF_THE_PAPERS_TABLES = 20
+RUNS = (REFERENCE, *dict.fromkeys((*PARTS, *CLIP_PARTS)))
 KEY = ("run", "steps", "title")
 SAME = ("images", "guidance", "dtype", "weights", *Facts.__dataclass_fields__)
 """Cells in which a row has to agree with this run, or it is measured again."""
@@ -93,7 +87,6 @@ class Setup:
     """How a model is run."""
 
     steps: tuple[int, ...] = (4, 8, 20, 50)
-    steps_of_sweeps: tuple[int, ...] = (4, 20)
     guidance: float | None = None
     images: int = 32
     time_of: str = "sdxl"
@@ -114,7 +107,7 @@ class Setup:
 
 SETUPS: Mapping[str, Setup] = {
     "bundled": Setup(guidance=4.0, rows="quality_bundled.csv"),
-    "bundled-4step": Setup((4, 8), (4,), guidance=1.0, rows="quality_4step.csv", has_converged=False),
+    "bundled-4step": Setup((4, 8), guidance=1.0, rows="quality_4step.csv", has_converged=False),
     # The defaults of Flux leave the first five blocks of either kind alone, which are most of a small model's.
     # Its images cannot be merged in batches, so that there are fewer.
     "bundled-flux": Setup(guidance=4.0, images=16, time_of="flux", changes="skip_blocks=()", rows="quality_flux.csv"),
@@ -123,7 +116,6 @@ SETUPS: Mapping[str, Setup] = {
     # takes six times as long as the model as it is.
     "bundled-video": Setup(
         (20, 8, 50),
-        (20,),
         guidance=4.0,
         images=16,
         time_of="wan-480p",
@@ -243,14 +235,11 @@ class Job:
 
 
 def jobs_of(options: argparse.Namespace) -> list[Job]:
-    """The models that the user asks for, each with what is usual for it and what the user changes."""
-    changes = {name: getattr(options, name) for name in ("changes", "guidance", "batch")}
-    changes = {name: value for name, value in changes.items() if value is not None}
-    jobs = []
-    for model in options.model or ([options.setup] if options.setup else SETUPS):
-        setup = SETUPS.get(options.setup or model, Setup())
-        jobs.append(Job(model, options.setup or public_name(model), replace(setup, **changes)))
-    return jobs
+    """The models that the user asks for, each with what is usual for it."""
+    models = options.model or ([options.setup] if options.setup else SETUPS)
+    return [
+        Job(model, options.setup or public_name(model), SETUPS.get(options.setup or model, Setup())) for model in models
+    ]
 
 
 def write_gains(job: Job, options: argparse.Namespace) -> int:
@@ -284,26 +273,16 @@ def wanted_of(pipe: Any, job: Job, options: argparse.Namespace) -> dict[int, Wan
     setup, parts = job.setup, CLIP_PARTS if makes_clips(pipe) else PARTS
     planned, said = dict[int, Wanted](), set[str]()
     for steps in numbers("steps", options.steps, int) or setup.steps:
-        is_sweep = bool(options.steps) or steps in setup.steps_of_sweeps
         request = job.plan(pipe, [""], steps, MetricSet()).request
-        at = Conditions(
-            steps,
-            setup.guidance is None or setup.guidance > 1,
-            is_sweep,
-            computed_by_presets(pipe, request(BLANK, steps)),
-            tuple(options.learned or ()),
-        )
+        at = Conditions(steps, computed_by_presets(pipe, request(BLANK, steps)), tuple(options.learned or ()))
         found: Wanted = []
         for run in options.only or (*parts, REFERENCE):
             columns, left_out = list[Column](), list[str]()
             if run == REFERENCE:
                 columns = [UNCHANGED[1]]
-            elif run in PAPER:
-                if options.steps or steps == STEPS_OF_THE_PAPERS_TABLES:
-                    columns, left_out = paper_columns(find_denoisers(pipe)[0], run)
             elif run not in parts:
                 left_out = [f"a {type(pipe).__name__} has no such part."]
-            elif is_sweep or parts[run].at_all_steps:
+            else:
                 columns, left_out = columns_at(parts[run], pipe, at, setup.changes)
             found += [(run, column) for column in columns]
             for reason in left_out:
@@ -404,9 +383,7 @@ class Measuring:
         self.rows.add(row)
         shown = ("gain", *METRICS, CONVERGED, FLICKER)
         figures = ", ".join(f"{each} {row[each]}" for each in shown if row.get(each))
-        step = self.costs.step_of(column, plan.steps)
-        note = f"; gain: {step.note}" if row["gain"] and step is not None and step.note else ""
-        print(f"{about}: {figures}{note} ({time.perf_counter() - started:.1f} s)", flush=True)
+        print(f"{about}: {figures} ({time.perf_counter() - started:.1f} s)", flush=True)
         return True
 
     def _of(self, column: Column) -> list[Row]:
@@ -428,8 +405,6 @@ def main() -> None:
     parser.add_argument("--steps", default="", help="these numbers of steps, for all parts: 4,20")
     parser.add_argument("--gains", action="store_true", help="measure nothing: compute the gains of the rows again")
     parser.add_argument("--share", default="1/1", help="2/8: the second of eight processes that share the work")
-    parser.add_argument("--guidance", type=float, help="default: that of the model")
-    parser.add_argument("--changes", help="a field to set in all methods of merging: skip_blocks=(0,1)")
     parser.add_argument("--lpips-weights", type=Path)
     parser.add_argument("--rows", type=Path, default=FOLDER / "results", help="folder of the rows")
     parser.add_argument("--images", type=int, help="the first prompts, so many; default: all of the model")
@@ -440,7 +415,6 @@ def main() -> None:
         action="store_false",
         help=f"do not compare with the images of {CONVERGED_STEPS} steps",
     )
-    parser.add_argument("--batch", type=int, help="images or clips of one call; default: by model")
     parser.add_argument("--device", default="")
     parser.add_argument("--commit", help="to record; default: that of the checkout")
     options = parser.parse_args()

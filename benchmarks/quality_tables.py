@@ -34,9 +34,8 @@ CONDITIONS = {
 """Where settings are compared: the file of the rows, and the steps."""
 CONDITIONS_OF = {
     "rotation": {"20 steps": ("rotation", "20"), "4 steps": ("rotation", "4")},
-    **{part: {"20 steps": ("video", "20")} for part in ("boxes", "nearness", "whole blocks")},
 }
-"""Of parts with rows of their own: by a commit that still had the setting, or of clips."""
+"""Of parts with rows of their own, by a commit that still had the setting."""
 COMPARED_BY = {
     "sharing": "share",
     "regions": "selection",
@@ -44,7 +43,6 @@ COMPARED_BY = {
     "guidance": "guidance_parts",
     "attention": "ratio",
     "rotation": "rotation",
-    "boxes": "region_tokens",
 }
 """The setting whose values are the columns; a part that is not named has the conditions as columns."""
 FEWER = ("steps", "fewer steps")
@@ -62,8 +60,6 @@ NETWORKS = {
 """The demo networks, by the files of their rows."""
 CLIP_RUNS = (*FEWER, "presets", "caches")
 """Parts in the table of clips. Regions have one of their own."""
-SIZES_OF_CLIPS = ("resolution", "frames", "blocks")
-"""Columns that are the same in all rows of clips."""
 USUAL_CHANGES = ("skip_blocks=[]", "ratio=0.25", "ratio=0.5")
 """What rows of clips have in common, or say in another way."""
 LEFT_OUT = ("scope=block", "method=toma-once")
@@ -78,7 +74,7 @@ CACHES = {
     "seacache": "SeaCache",
     "cache-dit": "Cache-DiT",
 }
-SOLVERS = {"dpmpp-2m": "DPM++ 2M", "unipc": "UniPC", "euler": "Euler", "ddim": "DDIM"}
+SOLVERS = {"dpmpp-2m": "DPM++ 2M", "unipc": "UniPC"}
 
 
 def equal_cost_table(model: str) -> str:
@@ -263,23 +259,6 @@ def _cell_of_clips(row: Row | None) -> str:
         return ""
     steps = f" ({point_of(row)})" if row["run"] in FEWER else ""
     return f"{gain_of(row)}, {figure(row['lpips'], 3)}, {figure(row['flicker'], 2)}{steps}"
-
-
-def about_clips(model: str) -> str:
-    """What the tables of clips show, with the plot: as generated as they are, since there may be no rows yet."""
-    (size,), (frames,), (blocks,) = ({row[name] for row in read(f"quality_{model}.csv")} for name in SIZES_OF_CLIPS)
-    return f"""## Quality of a small model
-
-![Gain in time against LPIPS, clips of a small model](front_{model}.svg)
-
-Clips of {frames} frames of {size.replace("x", "×")} pixels, of a small model of {blocks} blocks, compared with those
-that it makes as it is. All its blocks are merged, unless `skip_blocks` says otherwise. LPIPS is the mean over all
-frames, [flicker](evaluation.md) how much the changes from frame to frame differ. Bold gains are those of a large model
-at the same settings, computed from its measured steps, as on the page about [quality](quality.md): {MISSING} where a
-step has not been measured. The others are the number of steps by the number that was computed.
-
-The first table compares regions inside a frame and over several frames, the second all methods, in the order of their
-gain at {USUAL_STEPS} steps."""
 
 
 def presets_quality_table(model: str) -> str:

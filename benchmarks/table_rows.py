@@ -19,9 +19,9 @@ AS_IT_WAS = tuple(
     f"num_regions=64; distance_weight=0.0; guidance_parts=1; {shared}; skip_blocks=[]"
     for shared in ("share=plan", "share_plan=True")
 )
-"""How the changes of `toma-stage` as it was begin: `BEFORE` in quality_columns.py, in rows of old and of today."""
+"""How the changes begin in rows of `toma-stage` as it was before its regions were sized in tokens."""
 COMPUTED_STEPS = "computed steps"
-"""The source of a gain that is no time."""
+"""The source of a gain of what saves whole steps: it is no time."""
 MISSING = "—"
 """Where there is no row for a cell."""
 Row = dict[str, str]

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quality_tables import (
-    about_clips,
     clips_table,
     converged_table,
     equal_cost_facts,
@@ -60,7 +59,7 @@ HEADLINE_SETTINGS = {
 HEADLINE_CHANGES = ("", "scale=1000.0", "skip_blocks=[]")
 JUDGES = ("bundled", "flux")
 """The demo models whose images are compared."""
-NOT_YET = ("quality_video.csv", *(f"quality_{name}_cpu.csv" for name in ("bundled", "flux", "video", "4step")))
+NOT_YET = tuple(f"quality_{name}_cpu.csv" for name in ("bundled", "flux", "video", "4step"))
 """Files that may not be there yet. Their tables are empty until then."""
 NOTES = {"`toma`, `scale=1000`": "the paper's softmax"}
 
@@ -161,7 +160,7 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 """What a page may name, besides those of a file of quality rows, such as quality_bundled.csv: `equal time on bundled`,
 `presets on bundled`, `quality facts of bundled`; of skipped steps `equal cost on bundled`, `converged on bundled` and
-`equal cost facts of bundled`; of clips `clips on video`, `frames on video` and `about clips on video`; and `settings:
+`equal cost facts of bundled`; of clips `clips on video` and `frames on video`; and `settings:
 sharing`, a part of quality.py."""
 TABLES_OF_ROWS: dict[str, Callable[[str], str]] = {
     "timed: ": timed_table,
@@ -174,7 +173,6 @@ TABLES_OF_ROWS: dict[str, Callable[[str], str]] = {
     "settings: ": settings_table,
     "clips on ": clips_table,
     "frames on ": frames_table,
-    "about clips on ": about_clips,
 }
 """Those of a file of rows, or of a part, by how their names begin."""
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,9 +36,6 @@ BLOCKS: Mapping[str, int] = {"sdxl": 70, "flux": 57, "wan-480p": 40}
 """Transformer blocks of the measured models."""
 SMALLEST_GRID: Mapping[str, int] = {"sdxl": 1024, "flux": 4096, "wan-480p": 32760}
 """Tokens of the smallest grid that was merged there: at 1024×1024; of Wan 81 frames of 832×480."""
-COUNTED_APART = ("ratio", "window", "skip_blocks")
-"""Settings that a variant may change: every ratio has rows of its own, and steps outside the window cost what a whole
-step costs."""
 
 
 @dataclass(frozen=True)
@@ -70,36 +67,8 @@ class StepCost:
     @classmethod
     def from_row(cls, row: Mapping[str, str]) -> StepCost:
         """From a row of the file."""
-        return cls(
-            **{
-                name: row[name] for name in ("model", "kind", "method", "preset", "scope", "assign", "extras", "source")
-            },
-            is_hard=row["is_hard"] == "True",
-            ratio=float(row["ratio"]),
-            leaves_grids=row["leaves_grids"] == "True",
-            merged_blocks=float(row["merged_blocks"]),
-            within_frames=row["within_frames"] == "True",
-            share=float(row["share"]),
-        )
-
-
-@dataclass(frozen=True)
-class PresetStep:
-    """A merged step of a preset, as it was measured on the large model."""
-
-    preset: str
-    share: float
-    """Of the time of a whole step."""
-    not_counted: Mapping[str, Any]
-    """Settings that differ from those of the preset, and that no row tells apart: regions, selection, schedule."""
-
-    @property
-    def note(self) -> str:
-        """A sentence about them; empty if there are none."""
-        if not self.not_counted:
-            return ""
-        settings = ", ".join(f"{name}={value}" for name, value in self.not_counted.items())
-        return f"a merged step is taken to cost what one of {self.preset} costs; not counted: {settings}"
+        read: Mapping[str, Callable[[str], Any]] = {"bool": lambda text: text == "True", "float": float, "str": str}
+        return cls(**{field.name: read[str(field.type)](row[field.name]) for field in fields(cls)})
 
 
 class StepCosts:
@@ -122,7 +91,7 @@ class StepCosts:
     def gain(self, steps: int, column: Column, *, cached: float = 0.0, blocks: int = 0) -> float | None:
         """How many times faster than all steps as they are; None if a step that it needs has not been measured.
 
-        If the settings of a column are those of its preset, so is the row (`step_of_variant`). Otherwise rows of the
+        If the settings of a column are those of its preset, so is the row (`share_of_variant`). Otherwise rows of the
         same preset are preferred.
 
         Args:
@@ -134,7 +103,7 @@ class StepCosts:
         computed = left if own is None else len(own.computed(left))
         inside = 0 if own is None else own.count_merged(left)
         config = None if own is None else own.at(left).merge
-        merged = self._merged(column, steps, config, blocks) if config is not None and inside else 1.0
+        merged = self._merged(column, config, blocks) if config is not None and inside else 1.0
         caches = [shortcut for shortcut in column.shortcuts if shortcut.is_cache]
         cached = cached if caches else 0.0
         if cached and (0 < inside < left or computed < left):
@@ -145,8 +114,9 @@ class StepCosts:
         whole = computed - inside  # a skipped step costs nothing: the denoiser does not run
         return steps / ((1 - cached) * (inside * merged + whole) + cached * left * caching)
 
-    def step_of_variant(self, name: str, config: Merging | None) -> PresetStep | None:
-        """The measured step of a variant of ToMA, for settings that have all of it that changes the time of a step.
+    def share_of_variant(self, name: str, config: Merging | None) -> float | None:
+        """What a merged step of a variant of ToMA takes of a whole one, for settings that have all of it that changes
+        the time of a step.
 
         Then the settings stand for the variant on the large model. There the last block is one of many, and no grid
         may be too small, so neither the blocks nor the grids of the small model count. None if the settings are other
@@ -155,32 +125,20 @@ class StepCosts:
         if config is None or name not in VARIANTS or self.model not in BLOCKS:
             return None
         own = replace(VARIANTS[name], ratio=config.ratio)
-        values, plain = config.to_dict(), own.to_dict()
-        left_whole = len(whole_blocks(own))
-        if identity(config) != identity(own) or values["min_tokens"] != plain["min_tokens"]:
+        known = identity(own)
+        if identity(config) != known or config.to_dict()["min_tokens"] != own.min_tokens:
             return None
         if whole_blocks(config) != whole_blocks(own):
             return None
-        wanted = identity(own) | {"leaves_grids": own.min_tokens > SMALLEST_GRID[self.model]}
-        share = self._share(self._rows(name, wanted), 1 - left_whole / BLOCKS[self.model])
-        if share is None:
-            return None
-        differing = {each: value for each, value in values.items() if value != plain[each]}
-        return PresetStep(name, share, {each: differing[each] for each in differing if each not in COUNTED_APART})
+        wanted = known | {"leaves_grids": own.min_tokens > SMALLEST_GRID[self.model]}
+        return self._share(self._rows(name, wanted), 1 - len(whole_blocks(own)) / BLOCKS[self.model])
 
-    def step_of(self, column: Column, steps: int) -> PresetStep | None:
-        """The same for what a column merges in a run of so many steps."""
-        if column.own is None:
-            return None
-        merge = column.own.at(column.steps_of(steps)).merge
-        name = column.name if column.own.preset is None or merge is None else named_after(merge)
-        return self.step_of_variant(name, merge)
-
-    def _merged(self, column: Column, steps: int, config: Merging, blocks: int) -> float | None:
+    def _merged(self, column: Column, config: Merging, blocks: int) -> float | None:
         """The share of a whole step that a merged one takes."""
-        of_variant = self.step_of(column, steps)
-        if of_variant is not None:
-            return of_variant.share
+        has_preset = column.own is not None and column.own.preset is not None
+        share = self.share_of_variant(named_after(config) if has_preset else column.name, config)
+        if share is not None:
+            return share
         own = 1 - len(whole_blocks(config)) / blocks if blocks else 1.0
         return self._share(self._rows(column.name, identity(config)), own)
 

@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
 from toma_diffusion.checks import check_integer
+from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_lab.columns import BASELINE, Column
 from toma_lab.folder import RunFolder
@@ -83,14 +85,6 @@ class EvalFolder(RunFolder[EvalPlan]):
     """One evaluation on disk."""
 
     command, plan_class = "toma eval", EvalPlan
-
-    def picture(self, column: Column, item: Item) -> Path:
-        """The path of a picture, whether it exists or not."""
-        return self.image_path(column.column_id, item)
-
-    def item_row(self, column: Column, item: Item) -> Row:
-        """What was measured of one picture; empty if nothing was yet."""
-        return self.row(column.column_id, item) or {}
 
     def joint_row(self, column: Column) -> Row:
         """Metrics with one value for all pictures of a column, such as FID."""
@@ -191,7 +185,7 @@ class Evaluation:
     def _generate(self, column: Column, batch: Sequence[Item]) -> None:
         plan, failure, made = self.folder.plan, "", None
         requests = [plan.request(item, column.requested_steps(plan.steps), self.image) for item in batch]
-        size = 1 if len(batch) > 1 and column.mixes_images(self._model) else len(batch)
+        size = 1 if len(batch) > 1 and column.mixes_images(find_denoisers(self.pipe)[0]) else len(batch)
         for start in range(0, len(batch), size):
             items, asked = batch[start : start + size], requests[start : start + size]
             try:
@@ -203,7 +197,8 @@ class Evaluation:
             if failure:
                 free_memory()
                 self._say(f"Failed: {column.title}: {failure}. The same command tries it again.")
-                self.folder.rows.add(*({**self._names(column, item), "failure": failure} for item in items))
+                for item in items:
+                    self.folder.add(column, item, {"failure": failure})
                 return
             assert made is not None
             cells = {"seconds": round(made.seconds, 4), "calls": made.calls, "batch": len(items)}
@@ -212,77 +207,58 @@ class Evaluation:
                 about = {"model": plan.model, "column": column.to_dict(), **asdict(self.folder.facts)}
                 write_lossless(picture, self.folder.picture(column, item), settings_of(request) | cells | about)
                 frames = {"frames": len(picture.frames)} if plan.clips else {}
-                width, height = picture.size
-                size_cells = {"resolution": f"{width}x{height}"} | frames
-                self.folder.rows.add(self._names(column, item) | cells | size_cells)
+                size_cells = {"resolution": "x".join(map(str, picture.size))} | frames
+                self.folder.add(column, item, cells | size_cells)
 
     @property
-    def _model(self) -> Any:
-        from toma_diffusion.engine.install import find_denoisers
-
-        return find_denoisers(self.pipe)[0]
-
-    @staticmethod
-    def _names(column: Column, item: Item) -> Row:
-        names = {"column_id": column.column_id, "item": item.name}
-        return names | {"title": column.title, "prompt": item.prompt, "seed": item.seed}
+    def _metrics(self) -> Sequence[ImageMetric | ClipMetric]:
+        return self.metrics.clip if self.folder.plan.clips else self.metrics.image
 
     def score(self, columns: Sequence[Column]) -> None:
         """Score all pictures that lack one of these metrics, or have it from other weights."""
-        unscored = [
-            [item for item in self.folder.plan.items if self._is_due(column, self.folder.item_row(column, item), item)]
-            for column in columns
-        ]
-        parts = shares(self.state, unscored)
+        folder, size = self.folder, self.folder.plan.batch
+        parts = shares(self.state, [[i for i in folder.plan.items if self._is_due(each, i)] for each in columns])
         with self._bar("scoring", sum(map(len, parts))) as advance:
             for column, items in zip(columns, parts, strict=True):
-                for start in range(0, len(items), self.folder.plan.batch):
-                    batch = items[start : start + self.folder.plan.batch]
-                    self._score(column, batch)
-                    advance(len(batch), column)
+                for start in range(0, len(items), size):
+                    self._score(column, items[start : start + size])
+                    advance(len(items[start : start + size]), column)
         self._wait()
 
-    def _is_due(self, column: Column, row: Row, item: Item) -> bool:
+    def _is_due(self, column: Column, item: Item) -> bool:
+        row = self.folder.item_row(column, item)
         return bool(self._lacking(column, row)) and self.folder.picture(column, item).exists()
 
     def _lacking(self, column: Column, row: Row) -> list[ImageMetric | ClipMetric]:
-        sources, every = sources_of(row), self.metrics.clip if self.folder.plan.clips else self.metrics.image
-        possible = [each for each in every if not each.needs_reference or self.against.get(each.name, BASE) != column]
+        sources = sources_of(row)
+        possible = [each for each in self._metrics if not each.needs_reference or self._base(each) != column]
         return [each for each in possible if each.name not in row or sources.get(each.name, "") != each.source]
+
+    def _base(self, metric: ImageMetric | ClipMetric) -> Column:
+        """What a metric compares with."""
+        return self.against.get(metric.name, BASE)
 
     def _score(self, column: Column, batch: Sequence[Item]) -> None:
         """Compute what each picture lacks, of several pictures at once."""
+        picture, read = self.folder.picture, cache(self._read)
         rows = {item: self.folder.item_row(column, item) for item in batch}
         found: dict[Item, Row] = {item: {} for item in batch}
-        pictures: dict[Path, Any] = {}
-
-        def read(path: Path) -> Any:
-            if path not in pictures:
-                pictures[path] = self._read(path)
-            return pictures[path]
-
-        sample = ClipSample if self.folder.plan.clips else Sample
-        for metric in self.metrics.clip if self.folder.plan.clips else self.metrics.image:
-            lacking = [item for item in batch if metric in self._lacking(column, rows[item])]
-            base = self.against.get(metric.name, BASE)
-            paths = [(self.folder.picture(column, item), self.folder.picture(base, item)) for item in lacking]
-            ready = [
-                (i, *pair)
-                for i, pair in zip(lacking, paths, strict=True)
-                if pair[1].exists() or not metric.needs_reference
-            ]
-            samples: Any = [
-                sample(read(own), item.prompt, read(other) if metric.needs_reference else None)
-                for item, own, other in ready
-            ]
-            for (item, *_), value in zip(ready, metric.scores(samples), strict=True):
-                found[item] |= {
-                    metric.name: value,
-                    "sources": found[item].get("sources", {}) | {metric.name: metric.source},
-                }
+        sources = {item: sources_of(row) for item, row in rows.items()}
+        sample: Any = ClipSample if self.folder.plan.clips else Sample
+        for metric in self._metrics:
+            base, items = self._base(metric), [item for item in batch if metric in self._lacking(column, rows[item])]
+            if metric.needs_reference:
+                items = [item for item in items if picture(base, item).exists()]
+                others = [read(picture(base, item)) for item in items]
+            else:
+                others = [None for _ in items]
+            owns = [read(picture(column, item)) for item in items]
+            samples = [sample(*each) for each in zip(owns, [item.prompt for item in items], others, strict=True)]
+            for item, value in zip(items, metric.scores(samples), strict=True):
+                found[item][metric.name] = value
+                sources[item][metric.name] = metric.source
         for item, values in found.items():
-            sources = json.dumps(sources_of(rows[item]) | values.pop("sources", {}))
-            self.folder.rows.add(self._names(column, item) | values | {"sources": sources})
+            self.folder.add(column, item, values | {"sources": json.dumps(sources[item])})
 
     def _read(self, path: Path) -> Any:
         """An image, or the frames of a clip."""

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from toma_diffusion.errors import UsageError
 from toma_diffusion.files import check_writable, replacing
+from toma_lab.columns import Column
 from toma_lab.facts import Facts
 from toma_lab.plan import Item, Plan
 from toma_lab.rows import Row, Rows, read_csv, write_csv
@@ -95,13 +96,18 @@ class RunFolder(Generic[PlanT]):
         with locked(self.path / ".lock", f"another process is at work in {str(self.path)!r}"):
             yield
 
-    def image_path(self, column_id: str, item: Item) -> Path:
+    def picture(self, column: Column, item: Item) -> Path:
         """The path of a picture, whether it exists or not."""
-        return self.path / "images" / column_id / f"{item.name}.png"
+        return self.path / "images" / column.column_id / f"{item.name}.png"
 
-    def row(self, column_id: str, item: Item) -> Row | None:
-        """That of a picture; None if there is none."""
-        return self.rows.get(column_id=column_id, item=item.name)
+    def item_row(self, column: Column, item: Item) -> Row:
+        """What was measured of a picture, or its `failure`; empty if nothing was yet."""
+        return self.rows.get(column_id=column.column_id, item=item.name) or {}
+
+    def add(self, column: Column, item: Item, cells: Row) -> None:
+        """Save what was measured of a picture."""
+        names = {"title": column.title, "prompt": item.prompt, "seed": item.seed}
+        self.rows.add({"column_id": column.column_id, "item": item.name, **names, **cells})
 
     def write_table(self, rows: Iterable[Row], columns: Iterable[str] = ()) -> None:
         """Replace the table. It has these columns, and others that are not empty."""

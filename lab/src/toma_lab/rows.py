@@ -56,11 +56,8 @@ COST = (
 """`seconds`: of one picture. `calls`: for which a denoiser ran. `computed`: the steps that were computed;
 `computed_steps`: which they are. `skipped`: the share of the steps in which a cache skipped blocks. `gain`: how many
 times fewer steps, or less time on a large model."""
-QUALITY = (
-    *("mse", "psnr", "ssim", "lpips", "lpips_converged", "dino", "clip_t", "flicker", "fid", "kid"),
-    "growth",
-)
-"""Distances to the picture of the model as it is; `growth`: of an error until the end."""
+QUALITY = ("mse", "psnr", "ssim", "lpips", "lpips_converged", "dino", "clip_t", "flicker", "fid", "kid")
+"""Distances to the picture of the model as it is."""
 FACTS = ("gpu", "torch", "diffusers", "triton", "toma_diffusion", "commit", "date")
 COLUMNS = (*WHAT, *CONDITIONS, *COST, *QUALITY, *FACTS)
 ESSENTIAL = ("model", "method")

@@ -22,7 +22,7 @@ from toma_diffusion.engine.compile import compile_denoiser
 from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_lab.columns import Column
-from toma_lab.columns.skipped import SkippedSteps
+from toma_lab.columns.skipped import SkippedSteps, counted_calls
 from toma_lab.pipelines.clips import ClipRequest, generate
 from toma_lab.pipelines.generation import ImageRequest
 
@@ -153,19 +153,6 @@ def ignoring(message: str) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=message)
         yield
-
-
-@contextmanager
-def counted_calls(pipe: Any) -> Iterator[list[None]]:
-    """A list that grows by one with every call for which a denoiser runs. In skipped steps it does not."""
-    calls: list[None] = []
-    models = find_denoisers(pipe)
-    hooks = [model.register_forward_pre_hook(lambda module, given: calls.append(None)) for model in models]
-    try:
-        yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def shares(state: PartialState, tasks: list[list[Task]]) -> list[list[Task]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from toma_lab.columns import NOISE_FLOOR, Column
 from toma_lab.costs import StepCosts
-from toma_lab.evaluate import BASE, EvalFolder, EvalPlan, sources_of
+from toma_lab.evaluate import BASE, EvalFolder, sources_of
 from toma_lab.metrics import JOINT_METRICS
 from toma_lab.metrics.pixels import pool_psnr
 from toma_lab.rows import QUALITY, Row, number
@@ -34,32 +34,16 @@ def rows_of(folder: EvalFolder, columns: Sequence[Column]) -> list[Row]:
         row |= _computed(folder, column, values.get("skipped", 0.0))
         speedup = _speedup(folder, column)
         row["speedup"] = "" if speedup is None else f"{speedup:.4f}"
-        gain = speedup if costs is None else gain_of(costs, column, plan, values.get("skipped", 0.0))
+        gain = speedup
+        if costs is not None:
+            cached = values.get("skipped", 0.0)
+            is_floor = column.name == NOISE_FLOOR
+            gain = None if is_floor else costs.gain(plan.steps, column, cached=cached, blocks=plan.blocks)
         if gain is not None:
             row |= {"gain": f"{gain:.4f}", "gain_source": plan.time_of or MEASURED}
         row["sources"] = json.dumps({name: sources[name] for name in sorted(sources)}, separators=(",", ":"))
         rows.append(row)
     return rows
-
-
-def gain_of(costs: StepCosts, column: Column, plan: EvalPlan, cached: float) -> float | None:
-    """How many times faster a column would be on the large model, if its steps have been measured there."""
-    if column.name == NOISE_FLOOR:
-        return None
-    return costs.gain(plan.steps, column, cached=cached, blocks=plan.blocks)
-
-
-def notes_of(folder: EvalFolder) -> list[str]:
-    """A sentence for every computed gain that does not count some of the settings."""
-    plan, notes = folder.plan, []
-    if not plan.time_of:
-        return []
-    costs = StepCosts.load(plan.time_of)
-    for column, row in zip(plan.columns, folder.table(), strict=True):
-        step = costs.step_of(column, plan.steps)
-        if row["gain"] and step is not None and step.note:
-            notes.append(f"Gain of {column.title!r}: {step.note}.")
-    return notes
 
 
 def _figures(folder: EvalFolder, column: Column) -> tuple[dict[str, float], dict[str, str]]:
@@ -107,34 +91,22 @@ def _size(folder: EvalFolder, column: Column) -> Row:
     return {name: row.get(name, "") for name in ("resolution", "frames")}
 
 
-HEADINGS: Mapping[str, str] = {
-    "seconds": "s",
-    "speedup": "speed-up",
-    "gain": "gain",
-    "mse": "MSE ↓",
-    "psnr": "PSNR ↑",
-    "ssim": "SSIM ↑",
-    "lpips": "LPIPS ↓",
-    "dino": "DINO ↓",
-    "clip_t": "CLIP-T ↑",
-    "flicker": "Flicker ↓",
-    "fid": "FID ↓",
-    "kid": "KID ↓",
+_SHOWN: Mapping[str, tuple[str, str]] = {
+    "seconds": ("s", ".3g"),
+    "speedup": ("speed-up", ".2f"),
+    "gain": ("gain", ".2f"),
+    "mse": ("MSE ↓", ".1f"),
+    "psnr": ("PSNR ↑", ".2f"),
+    "ssim": ("SSIM ↑", ".3f"),
+    "lpips": ("LPIPS ↓", ".3f"),
+    "dino": ("DINO ↓", ".3f"),
+    "clip_t": ("CLIP-T ↑", ".2f"),
+    "flicker": ("Flicker ↓", ".2f"),
+    "fid": ("FID ↓", ".2f"),
+    "kid": ("KID ↓", ".4f"),
 }
-FORMATS: Mapping[str, str] = {
-    "seconds": ".3g",
-    "speedup": ".2f",
-    "gain": ".2f",
-    "mse": ".1f",
-    "psnr": ".2f",
-    "ssim": ".3f",
-    "lpips": ".3f",
-    "dino": ".3f",
-    "clip_t": ".2f",
-    "flicker": ".2f",
-    "fid": ".2f",
-    "kid": ".4f",
-}
+HEADINGS: Mapping[str, str] = {name: heading for name, (heading, _) in _SHOWN.items()}
+FORMATS: Mapping[str, str] = {name: form for name, (_, form) in _SHOWN.items()}
 
 
 def to_rich(folder: EvalFolder) -> Table:

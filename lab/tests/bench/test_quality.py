@@ -50,7 +50,7 @@ QUICK = "--no-converged"
 
 @pytest.mark.parametrize("steps", [4, 20])
 def test_every_method_can_be_asked_for_once(columns, steps):
-    at = columns.Conditions(steps, has_guidance=True, computed=COMPUTED)
+    at = columns.Conditions(steps, COMPUTED)
     for part in (*columns.PARTS.values(), *columns.CLIP_PARTS.values()):
         methods = columns.methods_of(part, at, "skip_blocks=()")
         assert len({ColumnSpec.parse(method) for method in methods}) == len(methods) > 0
@@ -59,7 +59,7 @@ def test_every_method_can_be_asked_for_once(columns, steps):
 def test_changes_are_made_where_they_count(columns):
     methods = ["steps:3", "toma-stage", "toma:scale=inf+steps:3", "tomesd", "toma-stage:skip_blocks=(0,)"]
     part = columns.Part(lambda at: methods)
-    assert columns.methods_of(part, columns.Conditions(4, True), "skip_blocks=(1,)") == [
+    assert columns.methods_of(part, columns.Conditions(4), "skip_blocks=(1,)") == [
         "steps:3",
         "toma-stage:skip_blocks=(1,)",
         "toma:scale=inf;skip_blocks=(1,)+steps:3",
@@ -171,13 +171,6 @@ def test_pictures_of_the_model_as_it_is_are_made_once(run, tmp_path):
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("local/*/images/*/*.png")}
     assert len(run("--only", "steps", "--only", "skip", "--steps", "8", QUICK)) == 1 + 3 + 3
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("local/*/images/*/*.png")} == kept
-
-
-def test_rows_without_the_converged_distance_are_measured_again_if_it_is_wanted(run, quality, monkeypatch):
-    monkeypatch.setattr(quality, "CONVERGED_STEPS", 10)
-    run("--only", "steps", "--steps", "8", QUICK)
-    assert "" not in {row["lpips_converged"] for row in run("--only", "steps", "--steps", "8")}
-    assert "" not in {row["lpips_converged"] for row in run("--only", "steps", "--steps", "8", QUICK)}
 
 
 def test_the_same_command_measures_nothing_again_and_another_commit_does(run, capsys):

@@ -144,10 +144,3 @@ def test_what_has_no_memory_stops_nothing_else(quality, tmp_path, monkeypatch, c
     assert [row["title"] for row in rows] == ["baseline", "2 steps"]
     said = capsys.readouterr().out
     assert "Failed: bundled-video, 4 steps, fewer steps: 3 steps: OutOfMemoryError: CUDA out of memory" in said
-
-
-def test_fewer_methods_where_there_is_no_sweep(quality):
-    wanted = planned(quality, load_pipeline(str(clip_folder()), "cpu"))
-    assert list(wanted) == [20, 8, 50]
-    counts = {steps: len({column.alone() for _, column in wanted[steps]}) for steps in wanted}
-    assert max(counts[8], counts[50]) < counts[20] < 120

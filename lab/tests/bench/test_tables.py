@@ -198,7 +198,7 @@ class TestQuality:
         assert [line.split("|")[1].strip() for line in lines] == ["UNet, `fast`", "Flux-class, `fast`"]
 
     def test_presets_and_what_they_were(self, tables, add):
-        before = importlib.import_module("quality_columns").BEFORE
+        before = "toma-stage:num_regions=64;distance_weight=0;guidance_parts=1;share_plan=True;skip_blocks=()"
         add("tiny", "20", "presets", "toma:scale=1000", "toma-stage", before)
         text = self.table(tables, "presets on tiny")
         assert "| LPIPS | 20 steps, 25% | 20 steps, 50% | 20 steps, 75% |" in text
@@ -233,7 +233,7 @@ class TestQuality:
 
 
 class TestClips:
-    """Tables of quality_video.csv, which are empty as long as it is not there."""
+    """Tables of quality_video.csv."""
 
     CHANGES = "skip_blocks=()"
 
@@ -256,15 +256,6 @@ class TestClips:
 
     def table(self, tables, name: str) -> str:
         return tables.rewritten(f"<!-- rows: {name} -->\n<!-- end -->")
-
-    @pytest.mark.parametrize(
-        "name", ["about clips on video", "clips on video", "frames on video", "settings: boxes", "settings: nearness"]
-    )
-    def test_nothing_is_claimed_without_rows(self, name, tables, cells, tmp_path, monkeypatch):
-        monkeypatch.setattr(cells, "RESULTS", tmp_path)
-        assert self.table(tables, name) == f"<!-- rows: {name} -->\n<!-- end -->"
-        with pytest.raises(FileNotFoundError):
-            self.table(tables, "clips on bundled")
 
     def test_all_methods_by_their_gain(self, tables, add):
         add("20", "presets", f"toma-stage:{self.CHANGES}")

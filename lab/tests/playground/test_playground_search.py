@@ -52,7 +52,7 @@ def finished(models, tmp_path_factory):
 def test_it_reports_how_far_it_is(finished):
     *_, reports, _ = finished
     stages = [what.partition(",")[0] for what, _ in reports]
-    assert list(dict.fromkeys(stages))[:3] == ["loading the model", "map of sensitivity", "search"]
+    assert list(dict.fromkeys(stages))[:3] == ["loading the model", "search", "finalists"]
     assert all(0 <= share <= 1 for _, share in reports)
     assert any("left" in what for what, _ in reports)
     assert reports[-1][1] > 0.5

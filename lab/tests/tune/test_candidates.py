@@ -5,19 +5,11 @@ from run_folders import FACTS
 from tiny import flux_transformer, sdxl_unet
 from tiny_clips import clip_pipeline
 from toma_lab.folder import write_json
-from toma_lab.tune.candidates import (
-    CANDIDATES,
-    WITHIN_FRAMES,
-    Candidates,
-    merges_over_frames,
-    open_candidates,
-    texts_of,
-)
+from toma_lab.tune.candidates import CANDIDATES, MORE_OF_CLIPS, Candidates, open_candidates, texts_of
 from toma_lab.tune.folder import TuneFolder
 from toma_lab.tune.plan import TunePlan
 
 from toma_diffusion import UsageError
-from toma_diffusion.merge import Grid
 
 
 def test_what_computes_the_same_steps_is_one_candidate():
@@ -81,20 +73,11 @@ def test_every_kind_of_model_has_merging_caches_and_fewer_steps(budget):
 
 
 class TestClips:
-    def test_merging_inside_frames_is_tried_where_boxes_go_over_several(self):
-        assert merges_over_frames(Grid(30, 52, 21))
-        assert not merges_over_frames(Grid(30, 52, 31))  # a prime number of frames: all merge inside their frame
-        within = "toma-stage:region_frames=1@0.5"
-        assert within in texts_of("small", None, Grid(30, 52, 21))
-        assert within not in texts_of("small", None, Grid(30, 52, 31))
-        assert within not in texts_of("small", None)
-
     @pytest.mark.parametrize("budget", CANDIDATES)
     def test_all_that_is_for_clips_is_possible(self, budget):
         pipe = clip_pipeline()
-        found = open_candidates(pipe, WITHIN_FRAMES[budget], 20)
-        assert (len(found.columns), found.left_out) == (len(WITHIN_FRAMES[budget]), ())
-        titles = {each.title for each in open_candidates(pipe, texts_of(budget, None, Grid(30, 52, 21)), 20).columns}
+        assert open_candidates(pipe, MORE_OF_CLIPS, 20).left_out == ()
+        titles = {each.title for each in open_candidates(pipe, texts_of(budget, clips=True), 20).columns}
         assert {"toma-stage 0.5", "toma-stage 0.5, region_frames=1", "fast, computed=16", "14 steps"} <= titles
         assert any(title.startswith("first-block-cache") for title in titles)
 

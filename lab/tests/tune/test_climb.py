@@ -11,14 +11,13 @@ from run_folders import FACTS
 from tiny import sdxl_unet
 from tiny_text import PROMPTS
 from toma_lab.metrics import MetricSet
-from toma_lab.tune.candidates import open_candidates
+from toma_lab.tune.bar import SearchBar
+from toma_lab.tune.candidates import moved, moved_steps, open_candidates
 from toma_lab.tune.folder import TuneFolder
 from toma_lab.tune.goal import Goal
 from toma_lab.tune.measure import Meter
-from toma_lab.tune.moves import moved, moved_steps
 from toma_lab.tune.plan import TunePlan
-from toma_lab.tune.progress import SearchBar
-from toma_lab.tune.run import _Work
+from toma_lab.tune.run import Search
 
 STEPS = 8
 START, BEST = (0, 1, 2, 4, 7), (0, 1, 3, 5, 6)
@@ -79,8 +78,8 @@ def work(tmp_path):
             lpips = 0.01 * (1 + sum(abs(one - other) for one, other in zip(computed, best, strict=True)))
             for item in plan.items:
                 cells = {"seconds": 1.0, "baseline_seconds": 1.6, "psnr": 30.0, "lpips": lpips}
-                folder.write_measured(variant, item, cells | {"computed_steps": list(computed)})
-        return _Work(folder, Meter(folder, None, MetricSet()), PartialState(cpu=True), SearchBar(None))
+                folder.add(variant, item, cells | {"computed_steps": list(computed)})
+        return Search(folder, Meter(folder, None, MetricSet()), PartialState(cpu=True), SearchBar(None))
 
     return make
 
@@ -97,7 +96,7 @@ def schedules():
 
 def climbed(searching):
     """Which schedule is closest in the end, and how many others were looked at."""
-    figures, seen = searching.search(opened("fast"), Goal(max_lpips=0.5), 0)
+    figures, seen = searching.search(opened("fast"), Goal(max_lpips=0.5))
     figures, seen = searching.climb(figures, seen, Goal(max_lpips=0.5))
     closest = min(figures, key=lambda variant: figures[variant].distance)
     return list_of(closest), len(seen) - 1

@@ -90,6 +90,6 @@ def test_it_says_which_condition_failed():
     assert goal.missed(near) == ["it is not faster than the original (from 1.03× it would count)"]
     assert goal.missed(far) == ["its LPIPS is above 0.05", "its PSNR is below 25 dB"]
     results = tuple(Result(Column(name), each, is_finalist=True) for name, each in (("near", near), ("far", far)))
-    sentence = Outcome(goal, None, False, results, (), None).sentence
+    sentence = Outcome(goal, None, False, results, ()).sentence
     assert "The nearest was near: 1.01× as fast, LPIPS 0.043, PSNR 30.0 dB; it is not faster" in sentence
     assert "What is as near saves no time here: allow a larger distance" in sentence

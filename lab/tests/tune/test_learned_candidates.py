@@ -6,12 +6,12 @@ import pytest
 from run_folders import FACTS
 from tiny_text import PROMPTS, text_pipeline
 from toma_lab.metrics import MetricSet
+from toma_lab.tune.bar import SearchBar
 from toma_lab.tune.candidates import open_candidates
 from toma_lab.tune.folder import TuneFolder
 from toma_lab.tune.learned import learned_texts
 from toma_lab.tune.measure import Meter
 from toma_lab.tune.plan import TunePlan
-from toma_lab.tune.progress import SearchBar
 
 from toma_diffusion.skip.learned import Learned
 
@@ -28,7 +28,7 @@ def meter(tmp_path):
 
 
 def test_what_was_learned_is_a_candidate_of_every_preset_that_has_as_many_computed_steps(meter):
-    texts, why_not = learned_texts(meter, SearchBar(None), 0.0)
+    texts, why_not = learned_texts(meter, SearchBar(None))
     if why_not:  # a network of random weights may be predicted as well with nothing learned
         assert not texts
         assert "not closer" in why_not[0]
@@ -43,8 +43,8 @@ def test_what_was_learned_is_a_candidate_of_every_preset_that_has_as_many_comput
 
 
 def test_a_resumed_search_does_not_learn_again(meter):
-    texts, why_not = learned_texts(meter, SearchBar(None), 0.0)
+    texts, why_not = learned_texts(meter, SearchBar(None))
     if why_not:
         pytest.skip("nothing was learned on this machine")
     meter.pipe = None
-    assert learned_texts(meter, SearchBar(None), 0.0) == (texts, [])
+    assert learned_texts(meter, SearchBar(None)) == (texts, [])

@@ -5,6 +5,7 @@ from functools import partialmethod
 import pytest
 import torch
 from run_folders import FACTS
+from tiny_clips import SIZE, clip_pipeline
 from tiny_text import PROMPTS, text_pipeline
 from toma_lab.metrics import Weights, open_metrics
 from toma_lab.pipelines.clips import latents_of
@@ -68,7 +69,7 @@ def test_it_is_noted_which_steps_were_computed(pipe, meter):
     item = measuring.folder.plan.items[0]
     found = candidates(pipe, "toma-late:computed=2;ratio=0.5", "steps:2")
     measuring.measure((item, found))
-    skipping, fewer = (measuring.folder.measured(each, item).get("computed_steps") for each in found)
+    skipping, fewer = (measuring.folder.item_row(each, item).get("computed_steps") for each in found)
     assert skipping in ([0, 1], [0, 2])
     assert fewer is None
 
@@ -95,8 +96,8 @@ class TestFailures:
 
     def test_no_memory_is_noted_and_tried_again_by_the_next_command(self, failing):
         folder, broken, sound, item = failing(torch.OutOfMemoryError("too large\nmore"))
-        assert folder.measured(broken, item)["failure"] == "OutOfMemoryError: too large"
-        assert float(folder.measured(sound, item)["psnr"]) > 5
+        assert folder.item_row(broken, item)["failure"] == "OutOfMemoryError: too large"
+        assert float(folder.item_row(sound, item)["psnr"]) > 5
         assert turns_of(folder, [broken, sound], [item]) == []
         assert turns_of(TuneFolder(folder.path), [broken, sound], [item]) == [(item, (broken,))]
 
@@ -112,8 +113,23 @@ def test_compiled_and_then_as_before(pipe, meter, monkeypatch):
     measuring = meter("blocks")
     item, (merged,) = measuring.folder.plan.items[0], candidates(pipe, "toma-stage@0.5")
     measuring.measure((item, (merged,)))
-    found = measuring.folder.measured(merged, item)
+    found = measuring.folder.item_row(merged, item)
     assert ("failure" not in found, found["psnr"] > 5) == (True, True)
-    assert measuring.folder.image_path(ORIGINAL.column_id, item).exists()
+    assert measuring.folder.picture(ORIGINAL, item).exists()
     assert all(module._compiled_call_impl is None for module in pipe.unet.modules())
     assert torch.equal(latents_of(pipe, request), before)
+
+
+def test_clips_are_warmed_up_with_few_steps(tmp_path):
+    pipe, calls = clip_pipeline(), []
+    size = {"clips": True, "frames": 5, "width": SIZE[0], "height": SIZE[1]}
+    plan = TunePlan(model="", model_class="", prompts=PROMPTS, steps=6, **size)
+    measuring = Meter(
+        TuneFolder.start(tmp_path / "run", plan, FACTS),
+        pipe,
+        open_metrics(["psnr"], Weights(), torch.device("cpu"), clips=True),
+    )
+    hook = pipe.transformer.register_forward_pre_hook(lambda *_: calls.append(pipe.num_timesteps))
+    measuring.maker.make(ORIGINAL, [measuring.request(ORIGINAL, plan.items[0])])
+    hook.remove()
+    assert calls == [4] * 2 * 4 + [6] * 2 * 6

@@ -93,7 +93,7 @@ def evaluate_command(
     from toma_lab.metrics import CLIP_METRICS, METRICS, Weights, check_names, open_metrics
     from toma_lab.metrics.features import CLIP, DINO
     from toma_lab.parsing import split_list
-    from toma_lab.table import notes_of, to_rich
+    from toma_lab.table import to_rich
 
     where, state, console = options.open_state(device)
     chosen_prompts, chosen_seeds = _items(prompts, template, seeds, protocol)
@@ -143,7 +143,7 @@ def evaluate_command(
             evaluate(folder, opened.pipe, scores, state, progress, image)
     options.print_lines(console, scores.missing[known:], "Left out: ")
     console.print(to_rich(folder))
-    options.print_lines(console, [*notes_of(folder), f"Wrote {output}"])
+    options.print_lines(console, [f"Wrote {output}"])
     failed = [row for row in folder.rows if row.get("failure")]
     if failed:
         options.print_lines(console, [f"{len(failed)} images failed; the same command tries them again."])

@@ -174,7 +174,7 @@ def _column_of(pipe: Any, spec: ColumnSpec, ratio: float | None) -> Column:
 def _column_of_file(pipe: Any, tuned: Tuned) -> Column:
     from toma_diffusion.engine.install import find_denoisers
     from toma_lab.pipelines.generation import makes_clips
-    from toma_lab.tune.setting import from_file
+    from toma_lab.tune.outcome import from_file
 
     tuned.check_thing(pipe, makes_clips=makes_clips(pipe))
     for model in find_denoisers(pipe):

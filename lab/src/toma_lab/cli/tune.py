@@ -65,7 +65,7 @@ def tune_command(
 ) -> None:
     """Measure skipped steps, merging, caches and fewer steps on this model and machine. Writes the best as tuned.json.
 
-    The model may generate images or clips. Clips take long: the command first says how long, about.
+    The model may generate images or clips. Clips take long: the command first says how many there are, about.
 
     On several GPUs: accelerate launch -m toma_lab.cli tune ...
     """
@@ -85,10 +85,9 @@ def tune_command(
     from toma_lab.parsing import split_list
     from toma_lab.prompts import built_in_prompts, load_prompts
     from toma_lab.report.tune_page import write_search
-    from toma_lab.tune.budget import find_budget
     from toma_lab.tune.folder import TuneFolder
     from toma_lab.tune.goal import Goal
-    from toma_lab.tune.plan import TunePlan, class_of_denoisers
+    from toma_lab.tune.plan import TunePlan, class_of_denoisers, find_budget
     from toma_lab.tune.run import tune
 
     find_budget(budget)

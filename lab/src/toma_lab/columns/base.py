@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -66,18 +66,20 @@ class Shortcut(ABC):
     @property
     def text(self) -> str:
         """As a user writes it, with its settings: `deepcache:interval=3`."""
-        settings = ";".join(f"{name}={written(value)}" for name, value in self.chosen)
-        return f"{self.name}:{settings}" if settings else self.name
+        return f"{self.name}:{';'.join(self._written())}" if self.chosen else self.name
 
     @property
     def title(self) -> str:
         """The name in tables."""
-        return ", ".join([self.name, *(f"{name}={written(value)}" for name, value in self.chosen)])
+        return ", ".join([self.name, *self._written()])
 
     @property
     def line(self) -> tuple[str, str]:
         """Its name and its settings, without the knob: the title of its line in a plot."""
-        return self.name, ", ".join(f"{name}={written(value)}" for name, value in self.chosen if name != self.knob)
+        return self.name, ", ".join(self._written(without=self.knob))
+
+    def _written(self, without: str = "") -> list[str]:
+        return [f"{name}={written(value)}" for name, value in self.chosen if name != without]
 
     @property
     def point(self) -> str:
@@ -113,8 +115,9 @@ class Shortcut(ABC):
     def check_pipeline(self, pipe: Any) -> None:  # noqa: B027 (most need nothing of it)
         """Raise `UsageError` if it cannot be applied to this pipeline, for another reason than its denoiser."""
 
-    def check_turns(self, models: Sequence[nn.Module]) -> None:
-        """Raise `UsageError` if it cannot be applied to all these denoisers, which take turns in a generation."""
+    def check_on(self, pipe_or_model: Any) -> None:
+        """Raise `UsageError` if it cannot be applied to a pipeline; of a model alone only what that says is checked."""
+        models = find_denoisers(pipe_or_model)
         if len(models) > 1 and self.counts_all_steps:
             raise UsageError(
                 f"{self.text!r} cannot be used with {len(models)} denoisers that take turns, as this pipeline has: it "
@@ -122,17 +125,12 @@ class Shortcut(ABC):
             )
         for model in models:
             self.check(model)
-
-    def check_on(self, pipe_or_model: Any) -> None:
-        """Raise `UsageError` if it cannot be applied to a pipeline; of a model alone only what that says is checked."""
-        self.check_turns(find_denoisers(pipe_or_model))
         if not isinstance(pipe_or_model, nn.Module):
             self.check_pipeline(pipe_or_model)
 
     def sentence(self, steps: int) -> str:
         """What it does in a run of so many steps, for users."""
-        settings = ", ".join(f"{name}={written(value)}" for name, value in self.chosen)
-        return f"The cache {self.name} is on ({settings}): it skips what changes little."
+        return f"The cache {self.name} is on ({', '.join(self._written())}): it skips what changes little."
 
     def watched(self, pipe: Any) -> nn.Module | None:
         """The block that tells whether a step was skipped; None: that in the middle."""

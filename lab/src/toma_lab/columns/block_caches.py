@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import re
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from toma_diffusion.checks import check_number
 from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_lab.columns.base import Check, Shortcut, at_least, forwards_restored, not_negative, yes_or_no
@@ -28,16 +26,6 @@ ATTENTION_OF_TAYLORSEER = re.compile(r"((single_|temporal_)?transformer_)?blocks
 PRINTED_RATIOS = re.compile(r"^\[[-+.,\de ]+\]$", re.MULTILINE)
 """The list that diffusers prints at the end of a calibration."""
 CALIBRATING = threading.Lock()
-
-
-def _positive(name: str, value: Any) -> float:
-    return check_number(name, value, "above 0", lambda number: number > 0)
-
-
-def _order(name: str, value: Any) -> int:
-    if value not in (0, 1) or isinstance(value, bool):
-        raise UsageError(f"{name}={value!r} is not allowed: it must be 0 or 1.")
-    return int(value)
 
 
 @contextmanager
@@ -71,15 +59,14 @@ class BlockCache(Shortcut):
     def applied(self, pipe: Any, steps: int) -> Iterator[None]:
         """Switch the cache on, and off again. Several denoisers have one each."""
         models: list[Any] = find_denoisers(pipe)
-        self.check_turns(models)
         with ExitStack() as stack:
             for model in models:
                 stack.enter_context(self._enabled(model, self._arguments(model, steps)))
             yield
 
-    @abstractmethod
     def _arguments(self, model: Any, steps: int) -> dict[str, Any]:
         """All arguments of the class in diffusers."""
+        return self.settings
 
     @contextmanager
     def _enabled(self, model: Any, arguments: dict[str, Any]) -> Iterator[None]:
@@ -110,9 +97,6 @@ class FirstBlockCache(BlockCache):
     config_class = "FirstBlockCacheConfig"
     checks: ClassVar[Mapping[str, Check]] = {"threshold": not_negative}
 
-    def _arguments(self, model: Any, steps: int) -> dict[str, Any]:
-        return self.settings
-
 
 class TaylorSeer(BlockCache):
     """Extrapolates attention, or with `use_lite_mode=True` the whole output, from earlier steps."""
@@ -120,13 +104,7 @@ class TaylorSeer(BlockCache):
     name = "taylorseer"
     knob = "cache_interval"
     config_class = "TaylorSeerCacheConfig"
-    checks: ClassVar[Mapping[str, Check]] = {
-        "cache_interval": at_least(1),
-        "disable_cache_before_step": at_least(1),
-        "disable_cache_after_step": at_least(1),
-        "max_order": at_least(0),
-        "use_lite_mode": yes_or_no,
-    }
+    checks: ClassVar[Mapping[str, Check]] = {"cache_interval": at_least(1), "use_lite_mode": yes_or_no}
 
     @property
     def skipped_step(self) -> str:
@@ -153,11 +131,7 @@ class MagCache(BlockCache):
     knob = "threshold"
     counts_all_steps = True
     config_class = "MagCacheConfig"
-    checks: ClassVar[Mapping[str, Check]] = {
-        "threshold": not_negative,
-        "max_skip_steps": at_least(0),
-        "retention_ratio": not_negative,
-    }
+    checks: ClassVar[Mapping[str, Check]] = {"threshold": not_negative}
 
     ratios: tuple[float, ...] = ()
     """How the magnitude of the change goes on from step to step, measured by `fitted`."""
@@ -170,9 +144,7 @@ class MagCache(BlockCache):
         """Let diffusers calibrate it. The only way to its result is what it prints."""
         from diffusers.hooks import mag_cache
 
-        models: list[Any] = find_denoisers(pipe)
-        self.check_turns(models)
-        model = models[0]
+        model: Any = find_denoisers(pipe)[0]
         with self._enabled(model, {"calibrate": True, "num_inference_steps": steps}), printed_by(mag_cache) as printed:
             generate()
         found = PRINTED_RATIOS.search("\n".join(printed))
@@ -194,14 +166,7 @@ class SeaCache(BlockCache):
     mixes_images = True
     needs_pipeline = True
     config_class = "SeaCacheConfig"
-    checks: ClassVar[Mapping[str, Check]] = {
-        "threshold": not_negative,
-        "residual_order": _order,
-        "retention_steps": at_least(0),
-        "cache_end_steps": at_least(0),
-        "max_consecutive_cached": at_least(0),
-        "power_exp": _positive,
-    }
+    checks: ClassVar[Mapping[str, Check]] = {"threshold": not_negative}
 
     @property
     def skipped_step(self) -> str:
@@ -221,6 +186,3 @@ class SeaCache(BlockCache):
                 f"{self.text!r} would do nothing in a {name} with a {type(pipe.scheduler).__name__}: it needs noise "
                 "levels from 1 to 0, as flow models have. Leave it out."
             )
-
-    def _arguments(self, model: Any, steps: int) -> dict[str, Any]:
-        return self.settings

@@ -14,22 +14,19 @@ from torch import nn
 from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_lab.columns.base import Check, Shortcut, at_least, forwards_restored, not_negative, one_of
+from toma_lab.columns.skipped import counted_calls
 
 MASKS = ("slow", "medium", "fast", "ultra")
 POLICIES = ("dynamic", "static")
 CALIBRATORS: Mapping[str, str] = MappingProxyType(
     {"taylorseer": "TaylorSeerCalibratorConfig", "foca": "FoCaCalibratorConfig", "dmd": "DMDCalibratorConfig"}
 )
-OF_CALIBRATORS: Mapping[str, str] = MappingProxyType({"taylorseer_order": "taylorseer", "dmd_history": "dmd"})
-"""Settings that one of them has."""
 OF_THE_CACHE: Mapping[str, str] = MappingProxyType(
     {
         "F": "Fn_compute_blocks",
         "B": "Bn_compute_blocks",
         "R": "residual_diff_threshold",
         "max_warmup_steps": "max_warmup_steps",
-        "warmup_interval": "warmup_interval",
-        "max_cached_steps": "max_cached_steps",
         "max_continuous_cached_steps": "max_continuous_cached_steps",
         "steps_computation_policy": "steps_computation_policy",
     }
@@ -53,13 +50,11 @@ class CacheDiT(Shortcut):
         "B": at_least(0),
         "R": not_negative,
         "max_warmup_steps": at_least(0),
-        "warmup_interval": at_least(1),
-        "max_cached_steps": at_least(-1),
         "max_continuous_cached_steps": at_least(-1),
         "steps_computation_policy": one_of(*POLICIES),
         "steps_mask": one_of(*MASKS),
         "calibrator": one_of(*CALIBRATORS),
-        **dict.fromkeys(OF_CALIBRATORS, at_least(1)),
+        "taylorseer_order": at_least(1),
     }
     usual: ClassVar[Mapping[str, Any]] = {"F": 8, "B": 0, "max_warmup_steps": 8}
     """The defaults of the package that are checked here."""
@@ -70,12 +65,12 @@ class CacheDiT(Shortcut):
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> CacheDiT:
         found = super().from_settings(settings)
-        for setting, calibrator in OF_CALIBRATORS.items():
-            if setting in settings and settings.get("calibrator") != calibrator:
-                raise UsageError(f"{setting}={settings[setting]!r} needs calibrator={calibrator}: add it.")
-        if "steps_computation_policy" in settings and "steps_mask" not in settings:
-            policy = settings["steps_computation_policy"]
-            raise UsageError(f"steps_computation_policy={policy!r} needs a mask: add steps_mask=medium.")
+        for setting, needed, example in (
+            ("taylorseer_order", settings.get("calibrator") == "taylorseer", "calibrator=taylorseer"),
+            ("steps_computation_policy", "steps_mask" in settings, "steps_mask=medium"),
+        ):
+            if setting in settings and not needed:
+                raise UsageError(f"{setting}={settings[setting]!r} needs {example}: add it.")
         return found
 
     @property
@@ -124,16 +119,8 @@ class CacheDiT(Shortcut):
 
     def fitted(self, pipe: Any, generate: Callable[[], object], steps: int) -> CacheDiT:
         """Count the calls of one generation: halves of guidance that are apart must not be taken for steps."""
-        self.check_on(pipe)
-        calls: list[nn.Module] = []
-        hooks = [
-            model.register_forward_pre_hook(lambda module, args: calls.append(module)) for model in find_denoisers(pipe)
-        ]
-        try:
+        with counted_calls(pipe) as calls:
             generate()
-        finally:
-            for hook in hooks:
-                hook.remove()
         if len(calls) not in (steps, 2 * steps):
             raise UsageError(
                 f"{self.text!r} cannot be used with this {type(pipe).__name__}: it calls its denoiser {len(calls)} "
@@ -170,9 +157,8 @@ class CacheDiT(Shortcut):
         calibrator = self.settings.get("calibrator")
         if calibrator is None:
             return None
-        return getattr(package, CALIBRATORS[calibrator])(
-            **{name: value for name, value in self.chosen if name in OF_CALIBRATORS}
-        )
+        order = {name: value for name, value in self.chosen if name == "taylorseer_order"}
+        return getattr(package, CALIBRATORS[calibrator])(**order)
 
     def _lists_of_blocks(self, pipe: Any) -> list[nn.ModuleList]:
         """Those of the first denoiser; F and B count in each."""

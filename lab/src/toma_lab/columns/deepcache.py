@@ -46,7 +46,6 @@ class DeepCache(Shortcut):
     @contextmanager
     def applied(self, pipe: Any, steps: int) -> Iterator[None]:
         model = find_denoisers(pipe)[0]
-        self.check(model)
         with forwards_restored(model):
             helper = self._helper_class()(pipe=pipe)
             helper.set_params(cache_interval=self.value("interval"), cache_branch_id=self.value("branch"))

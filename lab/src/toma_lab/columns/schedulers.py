@@ -1,10 +1,13 @@
-"""Makes another scheduler of diffusers from that of a pipeline: the same noise and prediction, another solver."""
+"""Makes another scheduler of diffusers from that of a pipeline: the same noise and prediction, another solver.
+
+Align Your Steps (Sabour et al. 2024, arXiv 2404.14507) are noise levels that were optimised for one model each.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +16,6 @@ import numpy as np
 import torch
 
 from toma_diffusion.errors import UsageError
-from toma_lab.columns.align_your_steps import levels_of, published_levels
 
 DIFFUSION = (
     *("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "LMSDiscreteScheduler", "DEISMultistepScheduler"),
@@ -31,16 +33,19 @@ MULTISTEP: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 """What makes a scheduler of diffusers this solver."""
 CLASSES: Mapping[str, str] = MappingProxyType(
-    {
-        "dpmpp-2m": "DPMSolverMultistepScheduler",
-        "unipc": "UniPCMultistepScheduler",
-        "euler": "EulerDiscreteScheduler",
-        "ddim": "DDIMScheduler",
-    }
+    {"dpmpp-2m": "DPMSolverMultistepScheduler", "unipc": "UniPCMultistepScheduler"}
 )
-OTHER_SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas")
-"""Of these settings diffusers takes one."""
-KARRAS = {"use_karras_sigmas": True}
+SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas")
+"""Settings of diffusers that space the steps."""
+TRAINED_WITH = MappingProxyType({"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012})
+"""The noise of both models."""
+PUBLISHED: Mapping[str, str] = MappingProxyType(
+    {"StableDiffusionXL": "StableDiffusionXLSigmas", "StableDiffusion": "StableDiffusionSigmas"}
+)
+"""The lists in diffusers, by the beginning of the pipeline's name; the first that fits."""
+OTHER_MODELS = ("StableDiffusion3", "StableDiffusionImageVariation", "StableDiffusionUpscale")
+WIDTH_OF_STABLE_DIFFUSION_2 = 1024
+"""Of its text embeddings. It has the same pipeline as Stable Diffusion 1.5, and no list."""
 SMALLEST_SHARE_OF_IMAGE = 1e-6
 """In the first step of a flow model. The logarithm of none is not finite."""
 
@@ -57,19 +62,14 @@ def other_scheduler(text: str, pipe: Any, name: str, spacing: str) -> Any:
     Args:
         text: what the user wrote, for errors.
         name: one of `CLASSES`.
-        spacing: `own`, as diffusers spaces the steps of that solver; `karras`; or `ays`.
+        spacing: `own`, as diffusers spaces the steps of that solver; or `ays`, Align Your Steps.
 
     Raises:
         UsageError: The pipeline cannot have it, or has it already.
     """
     own: Any = getattr(pipe, "scheduler", None)
     _check_own(text, pipe, own)
-    if name == "ddim" and (spacing != "own" or is_flow(own)):
-        raise UsageError(
-            f"{text!r} is not possible: DDIM of diffusers has no such steps. Write name=euler, the same solver."
-        )
-    is_spaced_so = spacing == "own" or (spacing == "karras" and own.config.get("use_karras_sigmas"))
-    if is_spaced_so and _is_own(own, name):
+    if spacing == "own" and _is_own(own, name):
         raise UsageError(
             f"{text!r} is what this {type(pipe).__name__} does already: write steps:8 for fewer steps, "
             "timesteps:computed=(…) for some of them, or another solver or spacing."
@@ -95,10 +95,7 @@ def _check_own(text: str, pipe: Any, own: Any) -> None:
 
 def _is_own(own: Any, name: str) -> bool:
     """Whether the pipeline has that solver."""
-    if type(own).__name__ == FLOW[0]:
-        return name == "euler"
-    changes = MULTISTEP.get(name, {})
-    is_same = all(own.config.get(field) == value for field, value in changes.items())
+    is_same = all(own.config.get(field) == value for field, value in MULTISTEP[name].items())
     return type(own).__name__ == CLASSES[name] and is_same
 
 
@@ -106,24 +103,15 @@ def _for_diffusion(text: str, pipe: Any, name: str, spacing: str) -> Any:
     import diffusers
 
     own = pipe.scheduler
-    if name != "ddim" and own.config.get("clip_sample"):
+    if own.config.get("clip_sample"):
         raise UsageError(
             f"{text!r} cannot be used with a {type(own).__name__} that has clip_sample=True: {CLASSES[name]} cannot "
-            "clip. Write name=ddim, or leave it out."
+            "clip. Leave it out."
         )
-    if spacing == "karras" and own.config.get("rescale_betas_zero_snr"):
-        raise UsageError(
-            f"{text!r} cannot be used with a {type(own).__name__} that has rescale_betas_zero_snr=True: its first "
-            "noise level is nearly infinite, and most of the steps would be near it. Write spacing=own."
-        )
-    changes: dict[str, Any] = dict(MULTISTEP.get(name, {}))
-    if name == "ddim":
-        changes["clip_sample"] = own.config.get("clip_sample", False)  # not the default of diffusers, which clips
-    if spacing != "own":
-        changes |= dict.fromkeys(OTHER_SPACINGS, False) | (KARRAS if spacing == "karras" else {})
+    changes = dict(MULTISTEP[name]) | ({} if spacing == "own" else dict.fromkeys(SPACINGS, False))
     made = _from_config(getattr(diffusers, CLASSES[name]), own.config, changes)
     if spacing == "ays":
-        made.published = published_levels(text, pipe)
+        made.published = _published_levels(text, pipe)
         kind: Any = type(made)
         made.__class__ = _aligned(kind)
     return made
@@ -135,16 +123,12 @@ def _for_flow(text: str, own: Any, name: str, spacing: str) -> Any:
     if spacing == "ays":
         raise UsageError(
             f"{text!r} cannot be used with a flow model: Align Your Steps are published for Stable Diffusion 1.5 and "
-            "SDXL only. Write spacing=own or spacing=karras."
+            "SDXL only. Write spacing=own."
         )
     levels = copy.deepcopy(own)
     if type(own).__name__ != FLOW[0]:
         kind: Any = diffusers.FlowMatchEulerDiscreteScheduler
         levels = _from_config(kind, own.config, {"shift": own.config.get("flow_shift", 1.0)})
-    if spacing == "karras":
-        levels.register_to_config(**dict.fromkeys(OTHER_SPACINGS[:3], False) | KARRAS)
-    if name == "euler":
-        return levels
     kind = getattr(diffusers, CLASSES[name])
     flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "use_dynamic_shifting": False}
     made = kind(num_train_timesteps=own.config.num_train_timesteps, **flow, **MULTISTEP[name])
@@ -174,10 +158,45 @@ def _aligned(kind: Any) -> Any:
 
 def _align(scheduler: Any, steps: int, device: Any) -> None:
     known = ((1 - scheduler.alphas_cumprod) / scheduler.alphas_cumprod).sqrt().numpy()
-    levels = levels_of(steps, scheduler.published, float(known[0]))
+    levels = _levels_of(steps, scheduler.published, float(known[0]))
     timesteps = np.interp(np.log(levels[:-1]), np.log(known), np.arange(len(known)))
     scheduler.sigmas = torch.from_numpy(levels.astype(np.float32))
     scheduler.timesteps = torch.from_numpy(timesteps.astype(np.float32)).to(device)
+
+
+def _published_levels(text: str, pipe: Any) -> list[float]:
+    """The published noise levels of ten steps, with the end at 0. Raises `UsageError` if there are none for the model.
+
+    Args:
+        text: what the user wrote.
+    """
+    from diffusers.schedulers import AysSchedules
+
+    name, config = type(pipe).__name__, pipe.scheduler.config
+    found = next((key for start, key in PUBLISHED.items() if name.startswith(start)), None)
+    is_trained_so = all(config.get(field) == value for field, value in TRAINED_WITH.items())
+    is_like_them = is_trained_so and config.get("prediction_type") == "epsilon" and not name.startswith(OTHER_MODELS)
+    width = getattr(getattr(pipe, "unet", None), "config", {}).get("cross_attention_dim")
+    if found is None or not is_like_them or width == WIDTH_OF_STABLE_DIFFUSION_2:
+        raise UsageError(
+            f"{text!r} cannot be used with this {name}: Align Your Steps are published for Stable Diffusion 1.5 and "
+            "SDXL only, which predict noise. Write spacing=own."
+        )
+    return list(AysSchedules[found])
+
+
+def _levels_of(steps: int, published: Sequence[float], smallest: float) -> np.ndarray:
+    """The noise levels of so many steps: on straight lines between the logarithms of the published ones.
+
+    Args:
+        published: with the end at 0.
+        smallest: the smallest level that the model knows, in place of 0 until the lines are drawn.
+    """
+    known = np.log([*published[:-1], smallest])
+    places = np.linspace(0, len(known) - 1, steps + 1)
+    levels: np.ndarray = np.exp(np.interp(places, np.arange(len(known)), known))
+    levels[-1] = 0
+    return levels
 
 
 @cache

@@ -11,9 +11,8 @@ from toma_lab.columns.base import Shortcut
 from toma_lab.columns.block_caches import FirstBlockCache, MagCache, SeaCache, TaylorSeer
 from toma_lab.columns.cache_dit import CacheDiT
 from toma_lab.columns.deepcache import DeepCache
-from toma_lab.columns.fewer_steps import FewerSteps
 from toma_lab.columns.solver import Solver
-from toma_lab.columns.timesteps import Timesteps
+from toma_lab.columns.steps import FewerSteps, Timesteps
 from toma_lab.parsing import parse_settings, parse_value
 
 _KINDS: tuple[type[Shortcut], ...] = (

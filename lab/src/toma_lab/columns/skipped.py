@@ -1,8 +1,9 @@
-"""Counts the steps in which a cache skips blocks."""
+"""Counts the calls of a denoiser, and those in which a cache skips blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -66,3 +67,16 @@ class SkippedSteps:
 
     def _count_computed(self, module: nn.Module, args: Any) -> None:
         self.computed += 1
+
+
+@contextmanager
+def counted_calls(pipe: Any) -> Iterator[list[None]]:
+    """A list that grows by one with every call for which a denoiser runs. In skipped steps it does not."""
+    calls: list[None] = []
+    models = find_denoisers(pipe)
+    hooks = [model.register_forward_pre_hook(lambda module, given: calls.append(None)) for model in models]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -10,19 +10,19 @@ from toma_diffusion.checks import listed
 from toma_diffusion.errors import UsageError
 from toma_lab.columns.base import Shortcut, at_least, one_of, written
 from toma_lab.columns.schedulers import CLASSES, other_scheduler
+from toma_lab.columns.steps import check_computed, check_within, scheduler_replaced
 from toma_lab.columns.thinned import thinned
-from toma_lab.columns.timesteps import check_computed, check_within, scheduler_replaced
 
 OWN = "own"
-SPACED = {OWN: "", "karras": ", spaced as by Karras", "ays": ", spaced by Align Your Steps"}
+SPACED = {OWN: "", "ays": ", spaced by Align Your Steps"}
 
 
 class Solver(Shortcut):
     """The same model and noise, another solver.
 
     Settings: `name`; `steps`, how many the solver takes, by default as many as the run; `spacing`, `own` as diffusers
-    spaces the steps of this solver, `karras` evenly in the seventh root of the noise level, `ays` Align Your Steps;
-    `computed`, those of its steps that are computed, by default all.
+    spaces the steps of this solver, `ays` Align Your Steps; `computed`, those of its steps that
+    are computed, by default all.
     """
 
     name = "solver"
@@ -47,7 +47,7 @@ class Solver(Shortcut):
 
     @property
     def title(self) -> str:
-        """`dpmpp-2m, 8 steps, karras`."""
+        """`dpmpp-2m, 8 steps, ays`."""
         steps, spacing = self.value("steps"), self.value("spacing")
         parts = [self.value("name"), steps and f"{steps} steps", spacing != OWN and spacing]
         return ", ".join([*filter(None, parts), *([] if self.computed is None else [written(self.computed)])])

@@ -76,11 +76,6 @@ def makes_clips(pipe: Any) -> bool:
     return "num_frames" in inspect.signature(pipe.__call__).parameters
 
 
-def reports_steps(pipe: Any) -> bool:
-    """Whether a pipeline calls `on_step` after every step."""
-    return bool(_callback(inspect.signature(pipe.__call__).parameters, lambda step: None))
-
-
 def call(pipe: Any, requests: Sequence[ImageRequest], on_step: Callable[[int], None] | None, **more: Any) -> Any:
     """Call the pipeline once, with `more` arguments as they are, and return its output."""
     first = requests[0]

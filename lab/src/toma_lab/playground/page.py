@@ -23,8 +23,8 @@ from toma_lab.playground.models import Models
 from toma_lab.playground.search import LIMIT, SPEED, Searches, StoppedError, Wish
 from toma_lab.prompts import built_in_prompts
 from toma_lab.report.tune_page import usage
-from toma_lab.tune.budget import BUDGETS
 from toma_lab.tune.goal import DEFAULT_TIER, TIERS, like_lpips
+from toma_lab.tune.plan import BUDGETS
 
 ONE_AT_A_TIME: dict[str, Any] = {
     "concurrency_limit": 1,

@@ -21,12 +21,11 @@ from toma_lab.playground.choice import request_of
 from toma_lab.playground.models import Models
 from toma_lab.prompts import built_in_prompts
 from toma_lab.report.tune_page import write_search
-from toma_lab.tune.budget import find_budget
 from toma_lab.tune.candidates import open_candidates
 from toma_lab.tune.folder import TuneFolder
 from toma_lab.tune.goal import Goal
 from toma_lab.tune.outcome import Outcome
-from toma_lab.tune.plan import TunePlan
+from toma_lab.tune.plan import TunePlan, find_budget
 from toma_lab.tune.run import tune
 
 LIMIT, SPEED = "the fastest within a limit", "the nearest at a speed"
@@ -114,7 +113,7 @@ class Searches:
         find_budget(wish.budget)
         request = request_of(prompts[0], 0, wish.steps, wish.guidance)
         pipe, methods = self.models.pipe(wish.model), tuple(split_list(wish.methods or ""))
-        if methods:  # raises now if one is wrong, and not after the map
+        if methods:  # raises now if one is wrong
             open_candidates(pipe, methods, request.steps)
         return TunePlan(
             model=public_name(wish.model),

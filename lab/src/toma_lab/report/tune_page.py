@@ -8,14 +8,12 @@ from pathlib import Path
 
 from toma_diffusion.tuned import FEWER_STEPS, Tuned
 from toma_lab.report.page import MOST_CLIPS, MOST_ITEMS, Row, picture_of, render
-from toma_lab.report.tune_plots import front_plot, kind_of, kinds_shown, map_plot
+from toma_lab.report.tune_plots import front_plot, kind_of, kinds_shown
 from toma_lab.rows import Row as Measured
 from toma_lab.rows import number
 from toma_lab.tune.folder import ORIGINAL, TuneFolder
 from toma_lab.tune.goal import LEAST_GAIN
-from toma_lab.tune.outcome import Outcome, Result
-from toma_lab.tune.setting import to_file
-from toma_lab.tune.table import state_of, write_table
+from toma_lab.tune.outcome import Outcome, Result, state_of, to_file, write_table
 
 PAGE = "tune.html"
 FORMATS = {"images": "d", "speed_up": ".2f", "lpips": ".3f", "psnr": ".1f", "flicker": ".2f"}
@@ -59,7 +57,6 @@ def write_tune_page(folder: TuneFolder) -> Path:
         tuned=folder.tuned_path.read_text(encoding="utf-8"),
         front=front_plot(outcome, plan.steps),
         legend=kinds_shown(outcome, plan.steps),
-        map=None if outcome.sensitivity is None else map_plot(outcome.sensitivity),
         lines=[_line(each, outcome, plan.steps) for each in sorted(outcome.results, key=_rank)],
         has_lpips=bool(plan.lpips),
         rows=_rows(folder, outcome),
@@ -100,10 +97,10 @@ def _rows(folder: TuneFolder, outcome: Outcome) -> list[Row]:
     for item in folder.plan.final_items[: MOST_CLIPS if folder.plan.clips else MOST_ITEMS]:
         pictures = []
         for column in (ORIGINAL, *(each.column for each in finalists)):
-            path = folder.image_path(column.column_id, item)
+            path = folder.picture(column, item)
             if path.exists():
                 title = "original" if column == ORIGINAL else column.title
-                figures = _captions(folder.measured(column, item) or {})
+                figures = _captions(folder.item_row(column, item))
                 pictures.append(picture_of(path, title, f"{item.prompt}: {title}", figures, clips=folder.plan.clips))
         if len(pictures) > 1:
             rows.append(Row(item.prompt, item.seed, tuple(pictures)))

@@ -1,4 +1,4 @@
-"""The plots of a search: the front of speed against distance, and the map of sensitivity."""
+"""The plot of a search: the front of speed against distance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from toma_lab.columns import Column
 from toma_lab.report.front import COLORS, MARKERS, Point, draw_front, front, tidy
 from toma_lab.report.plots import INK, Key, Plot, drawn
 from toma_lab.tune.outcome import Outcome, Result, in_words
-from toma_lab.tune.sensitivity import SensitivityMap
 
 KINDS = ("fewer steps", "merging", "skipped steps", "merging and skipped steps", "cache", "several together")
 SIGNS = "●■▲◆▼✚"
@@ -43,15 +42,6 @@ def front_plot(outcome: Outcome, steps: int) -> Plot | None:
 def kinds_shown(outcome: Outcome, steps: int) -> list[Key]:
     present = {kind_of(each.column, steps) for each in outcome.results if each.figures}
     return [Key(kind, SIGNS[index], COLORS[index]) for index, kind in enumerate(KINDS) if kind in present]
-
-
-def map_plot(sensitivity: SensitivityMap) -> Plot:
-    """Blocks against steps; darker is more sensitive."""
-    height = 1.1 + 0.42 * len(sensitivity.groups)
-    svg = drawn("tune-map", (7.0, height), lambda axis: _draw_map(axis, sensitivity))
-    most = max(range(len(sensitivity.groups)), key=lambda index: sensitivity.by_group[index])
-    words = f"Growth of errors by blocks and steps. Errors grow most in {sensitivity.names[most]}."
-    return Plot("map", svg, words)
 
 
 def _point(result: Result) -> Point:
@@ -100,23 +90,3 @@ def _draw_limit(axis: Any, outcome: Outcome, by_lpips: bool) -> None:
     elif limit is not None:
         axis.axhline(limit, **style)
         axis.text(1.0, limit, "limit ", color=CHOSEN, transform=axis.get_yaxis_transform(), ha="right", va="bottom")
-
-
-def _draw_map(axis: Any, sensitivity: SensitivityMap) -> None:
-    from matplotlib import colormaps
-    from matplotlib.colors import LogNorm
-
-    values = [[max(value, 1e-9) for value in row] for row in sensitivity.growth]
-    every = [value for row in values for value in row]
-    norm, colors = LogNorm(min(every), max(max(every), min(every) * 1.01)), colormaps["YlOrRd"]
-    axis.pcolormesh(values, norm=norm, cmap=colors, edgecolors="white", linewidth=1)
-    for row, line in enumerate(values):
-        for column, value in enumerate(line):
-            ink = "white" if norm(value) > 0.6 else "black"
-            axis.text(column + 0.5, row + 0.5, f"{value:.2g}", color=ink, ha="center", va="center", fontsize=8)
-    axis.invert_yaxis()
-    axis.set_yticks([index + 0.5 for index in range(len(values))], sensitivity.names)
-    axis.set_xticks([i + 0.5 for i in range(len(sensitivity.steps))], [str(step + 1) for step in sensitivity.steps])
-    axis.set(xlabel=f"step, of {sensitivity.num_steps}")
-    axis.tick_params(length=0)
-    axis.spines[:].set_visible(False)

@@ -7,20 +7,18 @@ and `fast:computed=70%` is `fast:computed=14`. What a model does not support is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toma_diffusion.checks import is_number
 from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
-from toma_diffusion.merge import Grid, Regions
-from toma_diffusion.merge.config import Merge
 from toma_lab.columns import Column, ColumnSpec, columns_of
+from toma_lab.columns.ours import SKIP_FIELDS
 from toma_lab.folder import read_json, write_json
 from toma_lab.parsing import parse_value
 from toma_lab.tune.folder import TuneFolder, of_this_version
-from toma_lab.tune.sensitivity import SensitivityMap
 
 SMALL = (
     *("steps:85%", "steps:70%", "steps:60%", "steps:50%"),
@@ -40,12 +38,8 @@ MEDIUM = (
     *("fast:computed=90%", "fast:computed=35%", "fast:computed=25%", "fast:computed=20%"),
     *("toma-stage:computed=70%;ratio=0.25", "toma-stage:computed=70%;ratio=0.5", "toma-late:computed=50%;ratio=0.5"),
     *("first-block-cache:threshold=0.05", "first-block-cache:threshold=0.2"),
-    *(
-        "taylorseer:cache_interval=2",
-        "taylorseer:cache_interval=5",
-        "magcache:threshold=0.03",
-        "magcache:threshold=0.1",
-    ),
+    *("taylorseer:cache_interval=2", "taylorseer:cache_interval=5"),
+    *("magcache:threshold=0.03", "magcache:threshold=0.1"),
     *("deepcache:interval=2;branch=3", "deepcache:interval=3;branch=3", "deepcache:interval=5"),
     *("fast+steps:80%", "fast:computed=50%+steps:80%"),
 )
@@ -59,26 +53,12 @@ LARGE = (
     *("toma-late+steps:70%@0.5", "balanced+steps:70%", "faster+steps:85%"),
     *("deepcache:interval=2+steps:80%", "first-block-cache:threshold=0.1+steps:80%"),
 )
-OF_CLIPS = ("taylorseer:cache_interval=3;use_lite_mode=True",)
-"""Of clips, in addition: most video models cannot have the other TaylorSeer."""
-WITHIN_FRAMES = {
-    "small": ("toma-stage:region_frames=1@0.5",),
-    "medium": ("toma-stage:region_frames=1@0.5", "toma-late:region_frames=1@0.5", "toma-stage:region_frames=1@0.25"),
-    "large": (
-        *("toma-stage:region_frames=1@0.5", "toma-late:region_frames=1@0.5", "toma-stage:region_frames=1@0.25"),
-        "toma-stage:region_frames=2@0.5",
-    ),
-}
-"""Of clips, in addition: tokens merge inside their frame, or over fewer frames than in the others."""
+OF_CLIPS = ("taylorseer:cache_interval=3;use_lite_mode=True", "toma-stage:region_frames=1@0.5")
+MORE_OF_CLIPS = (*OF_CLIPS, "toma-late:region_frames=1@0.5", "toma-stage:region_frames=1@0.25")
+"""Of clips, in addition: most video models cannot have the other TaylorSeer. Tokens merge inside their frame."""
 CANDIDATES = {"small": SMALL, "medium": MEDIUM, "large": LARGE}
 DEFAULT_RATIO = 0.5
 """Of a method without an @."""
-MADE_FROM_MAP = 5
-"""Candidates that `from_map` makes."""
-LEFT_WHOLE = 0.25
-"""The share of the blocks that candidates made from the map leave as they are."""
-COMPUTED = (0.6, 0.4)
-"""The shares of the steps that candidates made from the map compute."""
 
 
 @dataclass(frozen=True)
@@ -104,57 +84,20 @@ class Candidates:
             return cls(tuple(Column.from_dict(each) for each in values["columns"]), tuple(values["left_out"]))
 
 
-def texts_of(budget: str, sensitivity: SensitivityMap | None, grid: Grid | None = None) -> list[str]:
-    """The candidates of a budget, those made from the map first: they are the likeliest.
-
-    Args:
-        grid: of the tokens of a clip, if it is one.
-    """
-    within_frames = WITHIN_FRAMES[budget] if merges_over_frames(grid) else ()
-    of_clips = () if grid is None else (*OF_CLIPS, *within_frames)
-    return [*from_map(sensitivity), *CANDIDATES[budget], *of_clips]
-
-
-def count_expected(pipe_or_model: Any, methods: Sequence[str], budget: str, steps: int, *, clips: bool) -> int:
-    """How many candidates there will be, about, before there is a map."""
-    of_clips = (*OF_CLIPS, *WITHIN_FRAMES[budget]) if clips else ()
-    possible = open_candidates(pipe_or_model, methods or (*CANDIDATES[budget], *of_clips), steps).columns
-    return len(possible) + (0 if methods else MADE_FROM_MAP)
-
-
-def merges_over_frames(grid: Grid | None) -> bool:
-    """Whether the usual regions go over several frames. If their number has no divisor near 4, they cannot."""
-    if grid is None:
-        return False
-    usual = Merge()
-    return Regions.divide(grid, usual.region, tokens=usual.region_size, frames=usual.frames_of_region).depth > 1
-
-
-def from_map(sensitivity: SensitivityMap | None) -> list[str]:
-    """Candidates that spare the blocks and the steps in which errors grow most."""
-    if sensitivity is None:
-        return []
-    blocks = ",".join(map(str, sensitivity.most_sensitive(LEFT_WHOLE)))
-    long, short = sensitivity.calm_window(0.8), sensitivity.calm_window(0.5)
-    return [
-        f"toma-stage:skip_blocks=({blocks})@0.5",
-        f"toma-stage:skip_blocks=({blocks});window={_window(long)}@0.5",
-        f"toma-stage:skip_blocks=({blocks});window={_window(short)}@0.5",
-        *(f"fast:computed=({','.join(map(str, sensitivity.computed_steps(share)))})" for share in COMPUTED),
-    ]
+def texts_of(budget: str, *, clips: bool) -> list[str]:
+    """The candidates of a budget."""
+    of_clips = OF_CLIPS if budget == "small" else MORE_OF_CLIPS
+    return [*CANDIDATES[budget], *(of_clips if clips else ())]
 
 
 def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Candidates:
     """What of these is possible on a model, or on all denoisers of a pipeline, with a reason for everything else."""
-    models = find_denoisers(pipe_or_model)
     found: dict[str, Column] = {}
     done: set[str] = set()
     left_out = []
     for text in texts:
         try:
-            for column in _parse(models[0], text, steps):
-                for shortcut in column.shortcuts:
-                    shortcut.check_on(pipe_or_model)
+            for column in _parse(pipe_or_model, text, steps):
                 does = done_by(column, steps)  # raises if it makes nothing faster
                 if does not in done:
                     found.setdefault(column.column_id, column)
@@ -162,7 +105,7 @@ def open_candidates(pipe_or_model: Any, texts: Iterable[str], steps: int) -> Can
         except UsageError as error:
             left_out.append(f"{text}: {error}")
     if not found:
-        name = type(models[0]).__name__
+        name = type(find_denoisers(pipe_or_model)[0]).__name__
         raise UsageError(f"no candidate is possible on this {name}: {left_out[0] if left_out else ''}")
     return Candidates(tuple(found.values()), tuple(left_out))
 
@@ -179,14 +122,43 @@ def done_by(column: Column, steps: int, computed: tuple[int, ...] | None = None)
     return f"{settings} {[each.text for each in column.shortcuts]}"
 
 
-def _parse(model: Any, text: str, steps: int) -> Sequence[Column]:
+def _parse(pipe_or_model: Any, text: str, steps: int) -> Sequence[Column]:
     method, _, ratio = text.partition("@")
     exact = re.sub(r"(\d+)%", lambda match: str(max(1, round(int(match[1]) * steps / 100))), method)
     value = parse_value(ratio) if ratio else DEFAULT_RATIO
     if not is_number(value):
         raise UsageError(f"{text!r}: the ratio {ratio!r} is not a number between 0 and 1.")
-    return columns_of(model, [ColumnSpec.parse(exact)], [value])
+    return columns_of(pipe_or_model, [ColumnSpec.parse(exact)], [value])
 
 
-def _window(window: tuple[float, float]) -> str:
-    return f"({window[0]:.3g},{window[1]:.3g})"
+def moved(column: Column, steps: int, computed: tuple[int, ...] | None = None) -> list[Column]:
+    """All candidates that differ from this one in one computed step, by one place; none if it skips nothing.
+
+    Args:
+        steps: of the run.
+        computed: the steps that it computed, if they are known: noise levels decide it, unless they are listed.
+    """
+    own, left = column.own, column.steps_of(steps)
+    if own is None or own.at(left).skip is None:
+        return []
+    overrides = (*(name for name in column.overrides if name not in SKIP_FIELDS), "computed")
+    return [
+        replace(column, own=own.with_computed(other), overrides=overrides)
+        for other in moved_steps(computed or own.computed(left), left)
+    ]
+
+
+def moved_steps(computed: tuple[int, ...], steps: int) -> Iterator[tuple[int, ...]]:
+    """The same for the steps alone. The first step is always computed.
+
+    Example:
+
+    ```python
+    >>> list(moved_steps((0, 1, 3), 4))
+    [(0, 2, 3), (0, 1, 2)]
+    ```
+    """
+    for place, step in enumerate(computed[1:], start=1):
+        for other in (step - 1, step + 1):
+            if 0 < other < steps and other not in computed:
+                yield tuple(sorted((*computed[:place], other, *computed[place + 1 :])))

@@ -1,12 +1,10 @@
 """The folder of a search: that of any run (toma_lab/folder.py), and
 
-    learned.json                          which steps to compute and how to predict the others, as it was learned
-    candidates.json                       all candidates, and why others were left out
-    answer.json                           the goal, the figures of every candidate, and which is chosen
-    tuned.json                            the chosen setting, for speed_up and toma generate
-    tune.html                             all of it as a page
-
-Its rows have, besides those of pictures, one for every cell of the map of sensitivity.
+learned.json                          which steps to compute and how to predict the others, as it was learned
+candidates.json                       all candidates, and why others were left out
+answer.json                           the goal, the figures of every candidate, and which is chosen
+tuned.json                            the chosen setting, for speed_up and toma generate
+tune.html                             all of it as a page
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ from toma_diffusion.tuned import ClipSize
 from toma_lab.columns import BASELINE, Column
 from toma_lab.folder import RunFolder
 from toma_lab.pipelines.generation import read_settings
-from toma_lab.plan import Item
-from toma_lab.rows import Row
 from toma_lab.tune.plan import TunePlan
 
 ORIGINAL = Column(BASELINE)
@@ -34,24 +30,6 @@ class TuneFolder(RunFolder[TunePlan]):
     """One search on disk."""
 
     what, command, plan_class = "search", "toma tune", TunePlan
-
-    def measured(self, column: Column, item: Item) -> Row | None:
-        """What was measured of one picture, or its `failure`; None if nothing was yet."""
-        return self.row(column.column_id, item)
-
-    def write_measured(self, column: Column, item: Item, cells: Row) -> None:
-        """Save it."""
-        names = {"title": column.title, "prompt": item.prompt, "seed": item.seed}
-        self.rows.add({"run": "search", "column_id": column.column_id, "item": item.name, **names, **cells})
-
-    def growth(self, group: int, step: int) -> float | None:
-        """One cell of the map; None if it was not measured yet."""
-        row = self.rows.get(**_cell(group, step))
-        return None if row is None else float(row["growth"])
-
-    def write_growth(self, group: int, step: int, growth: float) -> None:
-        """Save it."""
-        self.rows.add({"run": "map", **_cell(group, step), "growth": growth})
 
     @property
     def candidates_path(self) -> Path:
@@ -83,16 +61,12 @@ class TuneFolder(RunFolder[TunePlan]):
         plan = self.plan
         if not plan.clips:
             return None
-        paths = (self.image_path(ORIGINAL.column_id, item) for item in plan.items)
+        paths = (self.picture(ORIGINAL, item) for item in plan.items)
         path = next((path for path in paths if path.exists()), None)
         if path is None:
             return ClipSize(plan.frames, plan.width, plan.height)
         with Image.open(path) as file:
             return ClipSize(read_settings(path)["frames"], *file.size)
-
-
-def _cell(group: int, step: int) -> dict[str, str]:
-    return {"column_id": f"map-{group:02d}", "item": f"step-{step:04d}"}
 
 
 @contextmanager

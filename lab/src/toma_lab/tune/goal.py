@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import log10
 from types import MappingProxyType
-from typing import Any
 
 from toma_diffusion.checks import check_number, check_one_of
 from toma_diffusion.errors import UsageError
@@ -144,10 +143,6 @@ class Goal:
         if self.speed_up is None:
             return figures.distance, -figures.speed_up
         return -figures.speed_up, figures.distance
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         if self.speed_up is not None:

@@ -14,9 +14,9 @@ from toma_diffusion.skip.store import FolderStore
 from toma_lab.pipelines.clips import generate
 from toma_lab.plan import Item
 from toma_lab.runner import ignoring
+from toma_lab.tune.bar import SearchBar
 from toma_lab.tune.folder import ORIGINAL
 from toma_lab.tune.measure import Meter
-from toma_lab.tune.progress import GENERATED, SearchBar
 
 GENERATIONS = 6
 """Images that are learned from; of clips as few as can be."""
@@ -26,38 +26,38 @@ SEED = 1000
 """That of the first. The search measures other noise."""
 
 
-def learned_texts(meter: Meter, bar: SearchBar, later: float) -> tuple[list[str], list[str]]:
+def learned_texts(meter: Meter, bar: SearchBar) -> tuple[list[str], list[str]]:
     """Candidates, and why there are none. What was learned is kept in the folder of the search, and so are the
     generations that it is learned from until then."""
+    path = meter.folder.learned_path
+    if not path.exists():
+        try:
+            _learn(meter, bar)
+        except UsageError as error:
+            return [], [f"skipped steps predicted as it was learned: {error}"]
+        FolderStore.clear(meter.folder.learning_path)
+    return [f"{preset}:learned={path}" for preset in PRESETS], []
+
+
+def _learn(meter: Meter, bar: SearchBar) -> None:
     folder, plan = meter.folder, meter.folder.plan
     count = FEWEST if plan.clips else GENERATIONS
-    if not folder.learned_path.exists():
-        items = [Item(index, plan.prompts[index % len(plan.prompts)], SEED + index) for index in range(count)]
-        calls = [partial(_generate, meter, item) for item in items]
-        work = (1 + count + CHECKS + plan.size.learning) / GENERATED
-        with bar.stage("learning to predict skipped steps", work, later) as advance:
-            done = 0.0
+    items = [Item(index, plan.prompts[index % len(plan.prompts)], SEED + index) for index in range(count)]
+    calls = [partial(_generate, meter, item) for item in items]
+    done = 0.0
+    with bar.stage("learning to predict skipped steps", count + CHECKS + plan.size.learning) as advance:
 
-            def show(progress: Progress) -> None:
-                nonlocal done
-                advance((progress.generations - done) / GENERATED)
-                done = progress.generations
+        def show(progress: Progress) -> None:
+            nonlocal done
+            advance(progress.generations - done)
+            done = progress.generations
 
-            started = perf_counter()
-            calls[0]()
-            minutes = plan.size.learning * (perf_counter() - started) / 60
-            advance(1 / GENERATED)
-            handle = speed_up(meter.pipe, "fast")
-            try:
-                with ignoring("left as it was"):  # what was refused is a candidate that is left out
-                    handle.learn(calls, minutes=minutes, folder=folder.learning_path, on_progress=show)
-                handle.save(folder.learned_path)
-            except UsageError as error:
-                return [], [f"skipped steps predicted as it was learned: {error}"]
-            finally:
-                handle.remove()
-            FolderStore.clear(folder.learning_path)
-    return [f"{preset}:learned={folder.learned_path}" for preset in PRESETS], []
+        started = perf_counter()
+        calls[0]()
+        minutes = plan.size.learning * (perf_counter() - started) / 60
+        with speed_up(meter.pipe, "fast") as handle, ignoring("left as it was"):  # what was refused is left out
+            handle.learn(calls, minutes=minutes, folder=folder.learning_path, on_progress=show)
+            handle.save(folder.learned_path)
 
 
 def _generate(meter: Meter, item: Item) -> Any:

@@ -41,9 +41,8 @@ class Meter:
         plan = self.folder.plan
         return Maker(self.pipe, plan.steps, plan.compile, fits_with=self.request(ORIGINAL, plan.items[0]))
 
-    def measure(self, turn: Turn) -> float:
-        """Measure and save one turn: the first candidate, the original, the second candidate. Returns the seconds of
-        the original."""
+    def measure(self, turn: Turn) -> None:
+        """Measure and save one turn: the first candidate, the original, the second candidate."""
         item, candidates = turn
         before = [(each, self._tried(each, item)) for each in candidates[:1]]
         original = self._make(ORIGINAL, item)
@@ -52,7 +51,6 @@ class Meter:
             self._save(candidate, item, made, original)
         for candidate in candidates[1:]:
             self._save(candidate, item, self._tried(candidate, item), original)
-        return original.seconds
 
     def request(self, column: Column, item: Item) -> ImageRequest:
         """What the pipeline is asked for."""
@@ -72,13 +70,13 @@ class Meter:
 
     def _save(self, column: Column, item: Item, made: Made | str, original: Made) -> None:
         if isinstance(made, str):
-            self.folder.write_measured(column, item, {"failure": made})
+            self.folder.add(column, item, {"failure": made})
             return
         self._save_picture(column, item, made)
         cells: Row = {"seconds": round(made.seconds, 5), "baseline_seconds": round(original.seconds, 5)}
         cells |= {} if made.computed is None else {"computed_steps": list(made.computed)}
         scores = self._scores(_picture(made), _picture(original), item.prompt)
-        self.folder.write_measured(column, item, cells | scores)
+        self.folder.add(column, item, cells | scores)
 
     def _scores(self, made: Any, original: Any, prompt: str) -> Row:
         """Of an image, or of a clip over all its frames."""
@@ -89,7 +87,7 @@ class Meter:
         return {metric.name: metric.score(images) for metric in self.metrics.image}
 
     def _save_picture(self, column: Column, item: Item, made: Made) -> None:
-        path = self.folder.image_path(column.column_id, item)
+        path = self.folder.picture(column, item)
         if path.exists():  # the original, which is generated for every two candidates
             return
         write_lossless(_picture(made), path, {"prompt": item.prompt, "seed": item.seed, "column": column.to_dict()})
@@ -105,6 +103,6 @@ def turns_of(folder: TuneFolder, candidates: Sequence[Column], items: Sequence[I
     before the next."""
     turns: list[Turn] = []
     for item in items:
-        missing = [each for each in candidates if folder.measured(each, item) is None]
+        missing = [each for each in candidates if not folder.item_row(each, item)]
         turns += [(item, tuple(missing[start : start + 2])) for start in range(0, len(missing), 2)]
     return turns

@@ -1,4 +1,4 @@
-"""What a search found, as it is saved in its folder and shown on the page."""
+"""What a search found: answer.json, table.csv, tuned.json, and what the page shows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from math import isfinite
 from typing import Any
 
 from toma_diffusion.errors import UsageError
-from toma_lab.columns import Column
+from toma_diffusion.tuned import Tuned
+from toma_lab.columns import BASELINE, Column, shortcut_from_dict
+from toma_lab.columns.ours import Ours, named_after
 from toma_lab.folder import read_json, write_json
-from toma_lab.tune.folder import TuneFolder, of_this_version
+from toma_lab.rows import Row
+from toma_lab.tune.folder import ORIGINAL, TuneFolder, of_this_version
 from toma_lab.tune.goal import LEAST_GAIN, Figures, Goal
-from toma_lab.tune.sensitivity import SensitivityMap
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,6 @@ class Outcome:
     results: tuple[Result, ...]
     left_out: tuple[str, ...]
     """What could not be tried, and why."""
-    sensitivity: SensitivityMap | None
 
     @property
     def finalists(self) -> list[Result]:
@@ -99,12 +100,11 @@ class Outcome:
     def write(self, folder: TuneFolder) -> None:
         """Save it as answer.json."""
         values = {
-            "goal": self.goal.to_dict(),
+            "goal": asdict(self.goal),
             "chosen": None if self.chosen is None else self.chosen.column.column_id,
             "is_reached": self.is_reached,
             "results": [each.to_dict() for each in self.results],
             "left_out": list(self.left_out),
-            "map": None if self.sensitivity is None else self.sensitivity.to_dict(),
         }
         write_json(folder.answer_path, values)
 
@@ -122,7 +122,6 @@ class Outcome:
             values["is_reached"],
             results,
             tuple(values["left_out"]),
-            None if values["map"] is None else SensitivityMap.from_dict(values["map"]),
         )
 
 
@@ -137,3 +136,64 @@ def in_words(figures: Figures | None) -> str:
 
 def _slowness(result: Result) -> float:
     return 0.0 if result.figures is None else -result.figures.speed_up
+
+
+def state_of(result: Result, outcome: Outcome) -> str:
+    """What became of a candidate."""
+    if result.failure:
+        return f"failed: {result.failure}"
+    if result == outcome.chosen:
+        return "chosen"
+    return "finalist" if result.is_finalist else "dropped in the search"
+
+
+def write_table(folder: TuneFolder, outcome: Outcome) -> None:
+    """Replace table.csv."""
+    clip = folder.clip_size()
+    common = folder.common_cells() | {"goal": str(outcome.goal)}
+    common |= {"frames": clip.frames, "resolution": f"{clip.width}x{clip.height}"} if clip else {}
+    folder.write_table(
+        common | result.column.cells | {"state": state_of(result, outcome)} | _figures(result)
+        for result in outcome.results
+    )
+
+
+def _figures(result: Result) -> Row:
+    figures = result.figures
+    if figures is None:
+        return {}
+    distances = {"lpips": figures.lpips, "psnr": figures.psnr, "flicker": figures.flicker}
+    cells = {name: f"{value:.6g}" for name, value in distances.items() if value is not None}
+    return {"images": figures.images, "speedup": f"{figures.speed_up:.4f}"} | cells
+
+
+def to_file(folder: TuneFolder, outcome: Outcome) -> Tuned:
+    """The file of what was chosen."""
+    plan, facts = folder.plan, asdict(folder.facts)
+    column = outcome.chosen.column if outcome.chosen else ORIGINAL
+    measured: dict[str, Any] = {"goal": str(outcome.goal), "is_reached": outcome.is_reached}
+    if outcome.chosen is not None and outcome.chosen.figures is not None:
+        figures = outcome.chosen.figures
+        measured |= {
+            "speed_up": round(figures.speed_up, 4),
+            "lpips": None if figures.lpips is None else round(figures.lpips, 5),
+            "psnr": round(figures.psnr, 3) if isfinite(figures.psnr) else str(figures.psnr),
+            "prompts": figures.images,
+        }
+        measured |= {} if figures.flicker is None else {"flicker": round(figures.flicker, 4)}
+    device = facts.pop("gpu")
+    measured |= {"model": plan.model, "device": device, "dtype": plan.dtype, "compile": plan.compile}
+    measured |= {"versions": facts, "date": folder.date}
+    shortcuts = tuple(each.to_dict() for each in column.shortcuts)
+    own = {} if column.own is None else column.own.for_tuned()
+    return Tuned(plan.model_class, plan.steps, **own, shortcuts=shortcuts, measured=measured, clip=folder.clip_size())
+
+
+def from_file(tuned: Tuned) -> Column:
+    """What `toma generate` applies."""
+    shortcuts, own = tuple(shortcut_from_dict(each) for each in tuned.shortcuts), Ours.from_tuned(tuned)
+    if own is not None:
+        name = tuned.preset or (named_after(own.merge) if own.merge is not None else "skip")
+    else:
+        name = shortcuts[0].name if shortcuts else BASELINE
+    return Column(name, own, shortcuts=shortcuts)

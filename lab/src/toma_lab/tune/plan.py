@@ -1,16 +1,67 @@
-"""The settings of a search. They are saved in its folder: a search of other settings is another one."""
+"""The settings of a search, saved in its folder, and how much it measures."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+from toma_diffusion.checks import check_one_of
 from toma_diffusion.engine.install import find_denoisers
 from toma_diffusion.errors import UsageError
 from toma_lab.columns.ours import count_blocks
 from toma_lab.plan import Item, Plan
 from toma_lab.rows import Row
-from toma_lab.tune.budget import Budget, find_budget
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The size of every stage."""
+
+    learning: int
+    """How long other steps and weights are tried in learning to predict skipped steps: as long as so many images
+    take."""
+    rungs: tuple[int, ...]
+    """Images, or clips, of each candidate after every rung of the search. After each about half of the candidates go
+    on."""
+    climbs: int
+    """Rounds in which the computed steps of the best candidate that skips steps are moved."""
+    finalists: int
+    """Candidates that are measured on images of their own at the end."""
+    final_images: int
+    """How many images those are."""
+
+    def generated(self, candidates: int) -> int:
+        """About how many images a search generates, without learning. The original runs beside every two candidates."""
+        measured, before, alive = self.finalists * self.final_images, 0, candidates
+        for images in self.rungs:
+            measured += alive * (images - before)
+            before, alive = images, max(self.finalists, (alive + 1) // 2)
+        return round(1.5 * measured)
+
+
+BUDGETS: Mapping[str, Budget] = MappingProxyType(
+    {
+        "small": Budget(4, rungs=(1, 2, 4), climbs=1, finalists=3, final_images=4),
+        "medium": Budget(20, rungs=(1, 2, 4), climbs=2, finalists=5, final_images=8),
+        "large": Budget(80, rungs=(2, 4, 8), climbs=4, finalists=8, final_images=24),
+    }
+)
+CLIP_BUDGETS: Mapping[str, Budget] = MappingProxyType(
+    {
+        "small": Budget(0, rungs=(1,), climbs=0, finalists=3, final_images=1),
+        "medium": Budget(4, rungs=(1, 2), climbs=1, finalists=4, final_images=2),
+        "large": Budget(12, rungs=(1, 2, 4), climbs=2, finalists=6, final_images=4),
+    }
+)
+"""The same of clips, each of which takes as long as many images."""
+
+
+def find_budget(name: str, *, clips: bool = False) -> Budget:
+    """The budget of that name, of images or of clips."""
+    check_one_of("budget", name, tuple(BUDGETS))
+    return (CLIP_BUDGETS if clips else BUDGETS)[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +100,8 @@ class TunePlan(Plan):
 
     def _all_items(self) -> list[Item]:
         """If there are fewer prompts, they come again with another seed."""
-        count = len(self.prompts)
-        return [Item(n % count, self.prompts[n % count], seed=n // count) for n in range(self.size.images)]
+        count, total = len(self.prompts), self.size.rungs[-1] + self.size.final_images
+        return [Item(n % count, self.prompts[n % count], seed=n // count) for n in range(total)]
 
     def cells(self) -> Row:
         return super().cells() | {"compile": self.compile, "budget": self.budget, "lpips_weights": self.lpips}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 
 from toma_lab.columns import Column
@@ -12,16 +11,6 @@ from toma_lab.plan import Item
 from toma_lab.rows import Row, number
 from toma_lab.tune.folder import TuneFolder
 from toma_lab.tune.goal import Figures, Goal
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a search found."""
-
-    chosen: Column | None
-    """None: the model as it is."""
-    is_reached: bool
-    """Whether the chosen setting reaches the goal."""
 
 
 def figures_of(rows: Sequence[Row]) -> Figures | None:
@@ -46,8 +35,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def figures_in(folder: TuneFolder, column: Column, items: Sequence[Item]) -> Figures | None:
     """Those of the images that were measured, out of these."""
-    found = [folder.measured(column, item) for item in items]
-    return figures_of([row for row in found if row is not None])
+    return figures_of([row for item in items if (row := folder.item_row(column, item))])
 
 
 def ranked(figures: Mapping[Column, Figures], goal: Goal) -> list[Column]:
@@ -89,15 +77,15 @@ def substitutes(figures: Mapping[Column, Figures], goal: Goal, tried: Sequence[C
     return sorted(left, key=lambda column: goal.shortfall(figures[column]))
 
 
-def answer(finalists: Mapping[Column, Figures], goal: Goal) -> Answer:
-    """The best finalist that reaches the goal.
+def answer(finalists: Mapping[Column, Figures], goal: Goal) -> tuple[Column | None, bool]:
+    """The best finalist that reaches the goal, and whether there is one.
 
-    If there is none: within a limit of quality the model as it is; at a wanted speed the fastest.
+    If there is none: within a limit of quality the model as it is, which is None; at a wanted speed the fastest.
     """
     reaching = [column for column, each in finalists.items() if goal.holds(each)]
     if reaching:
-        return Answer(min(reaching, key=lambda column: goal.preference(finalists[column])), is_reached=True)
+        return min(reaching, key=lambda column: goal.preference(finalists[column])), True
     if goal.speed_up is None or not finalists:
-        return Answer(None, is_reached=False)
+        return None, False
     fastest = min(finalists, key=lambda column: goal.shortfall(finalists[column]))
-    return Answer(fastest if finalists[fastest].speed_up > 1 else None, is_reached=False)
+    return (fastest if finalists[fastest].speed_up > 1 else None), False
