@@ -16,7 +16,7 @@ from toma_lab.bench import zoo
 from toma_lab.pipelines.checkpoints import open_pipeline
 from toma_lab.pipelines.clips import ClipRequest, generate
 
-from toma_diffusion import Merge, Skip, UsageError, speed_up
+from toma_diffusion import Merge, Skip, speed_up
 from training import clips, pack, run
 from training import tokenizer as tokenizers
 from training.clip_latents import ClipBatches
@@ -310,8 +310,3 @@ class TestMerging:
         opened.transformer.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
         clip_of(opened, num_inference_steps=1)
         assert {name: value.shape for name, value in inputs.items()} == {name: seen[name].shape for name in inputs}
-
-    def test_an_older_demo_package_is_named(self, work, monkeypatch):
-        monkeypatch.delattr(loading, "wan_pipeline")
-        with pytest.raises(UsageError, match=r"is not in the toma-diffusion-demo .* Install a newer one"):
-            open_pipeline(str(work / "pipeline"))

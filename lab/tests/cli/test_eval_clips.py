@@ -112,8 +112,6 @@ def test_the_report_plays_them_side_by_side(run):
     assert page.count('data-frames="9"') == 2 * len(folder.plan.columns)
     assert 'id="left"' in page
     assert 'id="right"' in page
-    assert "seconds per clip" in page
-    assert "seconds per image" not in page
 
 
 @pytest.mark.parametrize(
