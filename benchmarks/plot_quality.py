@@ -108,8 +108,7 @@ def main() -> None:
     jobs = [(options.rows, options.output or options.rows.with_suffix(".svg"))] if options.rows else []
     if not jobs:
         results, docs = ROOT / "benchmarks" / "results", ROOT / "docs"
-        names = [f"{model}{device}" for model in MODELS for device in ("", "_cpu")]
-        jobs = [(results / f"quality_{name}.csv", docs / f"front_{name}.svg") for name in names]
+        jobs = [(results / f"quality_{name}.csv", docs / f"front_{name}.svg") for name in MODELS]
     inks = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
     for source, output in jobs:
         if not source.exists():
