@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import diffusers
 import pytest
 import torch
 from merging import merged
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from toma_diffusion.engine.arguments import Given, given_to
 from toma_diffusion.families import find_family
 
+WRITTEN_FOR = "0.42"
+"""The names of arguments are those of this version of diffusers; with others only their rows are compared."""
 TOKENS_OF = ("hidden_states", "encoder_hidden_states", "audio_hidden_states", "x")
 
 
@@ -125,7 +128,8 @@ def test_a_merged_token_has_the_rows_of_its_destination(case, scope):
                     assert torch.equal(rows, reduced(case, table, rows, plan.positions, plan.grid.num_tokens)), name
                     found |= {name} if rows.shape != table.shape else set()
     expected = case.family.per_token | case.per_token
-    assert found <= expected if scope == "module" else found == expected
+    if diffusers.__version__.startswith(WRITTEN_FOR):
+        assert found <= expected if scope == "module" else found == expected
 
 
 @cases_and_scopes

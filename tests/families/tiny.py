@@ -441,6 +441,8 @@ CONFIGS |= {
 
 def build(class_name: str, **fixed) -> Callable[..., nn.Module]:
     def model(**changes) -> nn.Module:
+        if reason := missing(class_name):
+            pytest.skip(reason)
         return lively(seeded(lambda: getattr(diffusers, class_name)(**CONFIGS[class_name] | fixed | changes)))
 
     return model
