@@ -232,7 +232,9 @@ def label_of(row: Row) -> str:
     label = f"`{row['method']}`"
     if row["method"] == "toma" and settings.get("scale") != "inf":
         return label + ", `scale=1000`"
-    if row["method"] in ("toma-stage", "toma-late") and (row["file"] in OLDER or "share" in settings):
+    if row["method"] in ("toma-stage", "toma-late") and (
+        row["file"] in OLDER or "share" in settings or settings.get("share_plan")
+    ):
         return label + " as it was"
     return label + (", `skip_blocks=()`" if settings.get("skip_blocks") == [] else "")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from table_rows import SKIPPING
 from toma_lab.columns import SHORTCUTS
 from toma_lab.columns.block_caches import FirstBlockCache
 from toma_lab.columns.deepcache import DeepCache
@@ -91,7 +92,7 @@ def merges_alone(row: Row) -> bool:
     """Whether the time of a row is that of merging alone. Older rows reused parts of earlier steps, which is no setting
     any more; in others steps are skipped."""
     settings = json.loads(row["settings"])
-    return settings.get("reuse") is None and settings.get("skip") is None
+    return settings.get("reuse") is None and settings.get("skip") is None and row["method"] not in SKIPPING
 
 
 def cached_costs(model: str, rows: list[Row]) -> Iterator[StepCost]:

@@ -68,7 +68,7 @@ def point_of(row: Row) -> str:
 
 def setting_of(row: Row, name: str) -> str:
     """A setting of merging. Older rows have a column for each."""
-    if name in row or not row.get("column"):
+    if row.get(name) or not row.get("column"):
         return row.get(name, "")
     own: dict[str, Any] = json.loads(row["column"])["own"] or {}
     return str((own.get("merge") or {"settings": {}})["settings"].get(name, ""))

@@ -75,7 +75,7 @@ class TestSpeedUp:
         ("settings", "message"),
         [
             (("fastr",), "preset='fastr' is not known"),
-            (("toma-stage",), "preset='toma-stage' is not known"),
+            (("toma-stage",), r"is a variant of merging: call apply_toma\(pipe, 'toma-stage'\)"),
             ((Merge(),), "is not a name: pass settings as merge"),
         ],
     )

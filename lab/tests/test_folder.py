@@ -55,7 +55,7 @@ class TestNames:
             "assign": "local",
             "ratio": "0.5",
         }
-        assert (SKIPPING.key["settings"], SKIPPING.key["ratio"]) == ('{"skip":{"computed":2}}', "")
+        assert (SKIPPING.key["settings"], SKIPPING.key["ratio"]) == ('{"skip":{"computed":2}}', "0")
         assert (BOTH.key["method"], BOTH.key["settings"]) == ("toma-stage+steps", '{"steps":2}')
 
     def test_columns_go_through_json(self):

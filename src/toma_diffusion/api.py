@@ -23,6 +23,7 @@ from toma_diffusion.handle import Handle
 from toma_diffusion.merge.base import Merging
 from toma_diffusion.merge.block import Block
 from toma_diffusion.merge.state import MergeState
+from toma_diffusion.merge.variants import VARIANTS
 from toma_diffusion.merge.variants import variant as named_variant
 from toma_diffusion.others import METHODS, method_of
 from toma_diffusion.presets import Chosen
@@ -89,6 +90,10 @@ def speed_up(
         preset = presets.DEFAULT
     if preset is not None and not isinstance(preset, str):
         raise UsageError(f"preset={preset!r} is not a name: pass settings as merge=… and skip=….")
+    if isinstance(preset, str) and preset in VARIANTS:
+        raise UsageError(f"{preset!r} is a variant of merging: call apply_toma(pipe, {preset!r}).")
+    if isinstance(preset, str) and preset in METHODS:
+        raise UsageError(f"{preset!r} is another method: call speed_up(pipe, merge={METHODS[preset].__name__}(…)).")
     for name, value, kind in (("merge", merge, Merging), ("skip", skip, Skip)):
         if value is not None and not isinstance(value, kind):
             raise UsageError(f"{name}={value!r} is not allowed: pass {name}={name.capitalize()}(…).")
@@ -140,6 +145,8 @@ Choose = Callable[["Family | None", nn.Module], Chosen]
 
 def _apply(pipe: Any, choose: Choose, only_steps: int | None = None) -> Handle:
     several = pipe if isinstance(pipe, (list, tuple)) else [pipe]
+    if not several:
+        raise UsageError(f"pipe={pipe!r} is empty: pass a pipeline, a model, or a list of them.")
     roots: dict[nn.Module, RootHook] = {}
     for each in several:
         models, pipeline = find_denoisers(each), None if isinstance(each, nn.Module) else each
@@ -198,6 +205,10 @@ def _build(model: nn.Module, family: Family | None, chosen: Chosen, session: Ses
             state, placements = None, []
             session.notes.add(f"no tokens are merged: {obstacle}")
     skipper = Skipper(model, chosen.skips_in, session) if skips else None
+    if skipper is not None:
+        skipper.learned = chosen.learned or (None if chosen.skip is None else chosen.skip.learned)
+    if state is not None:
+        state.is_required = chosen.merge is not None
     session.preset = chosen.name
     session.techniques = [each for each in (state, skipper) if each is not None]
     return RootHook(

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from toma_diffusion.checks import check_integer
+from toma_diffusion.checks import check_integer, check_one_of
 from toma_diffusion.engine.clock import StepCounter
-from toma_diffusion.engine.compile import compile_denoiser
+from toma_diffusion.engine.compile import MODES, compile_denoiser
 from toma_diffusion.engine.install import RootHook, find_denoisers, find_root, uninstall
 from toma_diffusion.errors import UsageError
 from toma_diffusion.files import replacing
 from toma_diffusion.presets import PRESETS, Chosen
-from toma_diffusion.skip.config import Always, BySteps, Skip
+from toma_diffusion.skip.config import AfterLearning, Always, BySteps, Skip
 from toma_diffusion.skip.denoiser import Skipper
 from toma_diffusion.skip.learned import Learned
 from toma_diffusion.summary import Summary, summary_of
@@ -46,12 +46,13 @@ class Handle:
 
     def __init__(self, *models: nn.Module) -> None:
         self.models = models
-        self._learned: Learned | None = None
 
     @classmethod
     def of(cls, pipe: Any) -> Handle:
         """The handle of a pipeline or model that was sped up."""
         several = pipe if isinstance(pipe, (list, tuple)) else [pipe]
+        if not several:
+            raise UsageError(f"pipe={pipe!r} is empty: pass a pipeline, a model, or a list of them.")
         models = [model for each in several for model in find_denoisers(each) if find_root(model) is not None]
         if not models:
             raise UsageError(f"this {type(several[0]).__name__} was not sped up: there is no handle of it.")
@@ -120,6 +121,7 @@ class Handle:
         Call it once. A new image size is compiled when it first comes, the number of steps may change freely. `remove`
         undoes it. See docs/compile.md.
         """
+        check_one_of("mode", mode, MODES)
         roots = self._roots()
         if mode == "graphs" and any(root.graphs_obstacle(model) for model, root in roots.items()):
             # All denoisers of a pipeline in one mode. The first that has an obstacle is asked first: it warns.
@@ -130,14 +132,17 @@ class Handle:
                 root.outermost.take_out()
             if root.compiled is not None:
                 root.compiled.undo(model)
+                root.compiled = None
             obstacle = root.graphs_obstacle(model) if taken == "graphs" else None
             blocks = root.compiled_blocks(model)
-            root.compiled = compile_denoiser(model, taken, blocks, obstacle, has_hooks=True, **options)
+            try:
+                root.compiled = compile_denoiser(model, taken, blocks, obstacle, has_hooks=True, **options)
+            finally:
+                if root.outermost is not None:
+                    root.outermost.put()
             taken = root.compiled.mode
             if root.inside is not None:
                 root.inside.keeps_plans = taken == "graphs"
-            if root.outermost is not None:
-                root.outermost.put()
         return taken
 
     def reset(self) -> None:
@@ -235,12 +240,14 @@ class Handle:
 
         count = check_integer("count", count, minimum=FEWEST)
         skippers = self._skippers()
-        reference, wanted = weakref.ref(self), [each for _, each in self._wanted(computed)]
+        wanted = [each for _, each in self._wanted(computed)]
+        references = [weakref.ref(model) for model in self.models]
 
         def when_done(learned: Learned | None, why: str) -> None:
-            handle = reference()
-            if handle is None:
+            models = [model for each in references if (model := each()) is not None and find_root(model) is not None]
+            if not models:
                 return
+            handle = Handle(*models)
             notes = [f"nothing was learned: {why}"] if learned is None else []
             if learned is not None:
                 handle._use(learned, computed)
@@ -255,8 +262,7 @@ class Handle:
 
     def save(self, path: str | Path) -> None:
         """Write what was learned to a file: `speed_up(pipe, "fast", learned="learned.json")` reads it."""
-        skip = self._skippers()[0].generation.skip
-        learned = self._learned or (None if skip is None else skip.learned)
+        learned = self._skippers()[0].learned
         if learned is None:
             raise UsageError(f"nothing was learned that {str(path)!r} could hold: call handle.learn first.")
         with replacing(Path(path)) as file:
@@ -297,6 +303,8 @@ class Handle:
                 "no steps are skipped, so there is nothing to learn: call speed_up with a preset that skips, or with "
                 "skip=Skip(…)."
             )
+        if len({id(skipper.session.steps) for skipper in skippers}) > 1:
+            raise UsageError("this is the handle of several models: learn on each of them, Handle.of(pipe).learn(…).")
         return skippers
 
     def _calls(self, generations: Sequence[Any], call: Mapping[str, Any]) -> list[Callable[[], Any]]:
@@ -311,7 +319,7 @@ class Handle:
             raise UsageError("generations must all be prompts, or all be functions.")
         pipeline = self._steps.pipeline
         if pipeline is None:
-            raise UsageError("prompts need a pipeline, and speed_up got a model: pass functions that generate.")
+            raise UsageError("prompts need a pipeline, and none is known here: pass functions that generate.")
 
         def generate(prompt: str, seed: int) -> Any:
             return pipeline(prompt, generator=torch.Generator("cpu").manual_seed(seed), **call)
@@ -330,10 +338,10 @@ class Handle:
 
     def _use(self, learned: Learned, computed: Computed, refused: Collection[int] = ()) -> None:
         """Skip as it was learned: for the one number of computed steps that was asked for, or for as many as before."""
-        self._learned = learned
         num_steps = learned.num_steps
         given = list(computed) if isinstance(computed, Sequence) else [] if computed is None else [computed]
         for skipper in self._skippers():
+            skipper.learned = learned
             skip = Skip(computed=given[0]) if len(given) == 1 else skipper.by_steps(num_steps)
             own = num_steps if skip is None else replace(skip, learned=None).count(num_steps)
             if own in refused:
@@ -346,7 +354,7 @@ class Handle:
                     stacklevel=3,
                 )
                 continue
-            skipper.by_steps = Always(Skip(computed=own, learned=learned))
+            skipper.by_steps = AfterLearning(Skip(computed=own, learned=learned), skipper.by_steps)
 
     @property
     def _steps(self) -> StepCounter:

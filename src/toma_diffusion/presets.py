@@ -112,13 +112,13 @@ class Chosen:
         skip = self._of_preset(num_steps).skip if self.skip is None else self.skip
         if self.learned is None:
             return skip
+        if num_steps is not None and num_steps != self.learned.num_steps:  # the skipper refuses such a generation
+            return Skip(computed=self.learned.counts[0], learned=self.learned)
         if skip is None:
             raise UsageError(
                 f"learned is for {self.learned.num_steps} steps, and no step of {num_steps} is skipped here: pass "
                 f"skip=Skip(computed={self.learned.counts[0]}) too."
             )
-        if num_steps != self.learned.num_steps:  # the skipper refuses such a generation
-            return Skip(computed=self.learned.counts[0], learned=self.learned)
         return replace(skip, learned=self.learned)
 
     def _of_preset(self, num_steps: int | None) -> Settings:

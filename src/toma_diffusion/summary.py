@@ -71,7 +71,7 @@ def _table(merge: MergeSummary) -> Table:
 def summary_of(root: RootHook) -> Summary:
     """What was installed in one denoiser, and what its last call did."""
     merge = summarize(root.inside) if isinstance(root.inside, MergeState) else None
-    notes = {*root.session.notes, *(() if merge is None else merge.notes)}
+    notes = {*root.session.notes, *(merge.notes if merge is not None and merge.is_used else ())}
     return Summary(
         enabled=root.session.enabled,
         skip=root.outermost.summary() if isinstance(root.outermost, Skipper) else None,

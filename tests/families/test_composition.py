@@ -209,7 +209,7 @@ class TestIPAdapter:
         masked = call(SD15, unet, **inputs, cross_attention_kwargs={"ip_adapter_masks": [MASK]})
         assert set(attended) == {(128, 128), (256, 7), (256, 4), (32, 32), (64, 7), (64, 4)}
         assert not torch.equal(masked, free)
-        assert any(note.startswith("single modules were left alone: IP-Adapter") for note in handle.summary().notes)
+        assert any(note.startswith("single modules were left whole: IP-Adapter") for note in handle.summary().notes)
         same_picture(call(SD15, unet, **inputs), free)  # and the next call is merged again
 
     @pytest.mark.parametrize("scope", ["block", "stage"])

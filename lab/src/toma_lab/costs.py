@@ -21,7 +21,7 @@ from toma_diffusion.merge.place import ToMA
 from toma_diffusion.merge.variants import VARIANTS
 from toma_diffusion.others import method_of
 from toma_lab.columns import Column, Shortcut
-from toma_lab.columns.ours import named_after
+from toma_lab.columns.ours import REPLACED, named_after
 
 FILE = Path(__file__).with_name("step_costs.csv")
 """Written by benchmarks/step_costs.py from the rows in benchmarks/results."""
@@ -174,7 +174,8 @@ def whole_blocks(config: Merging) -> tuple[int, ...]:
 
 def identity(config: Merging) -> dict[str, Any]:
     """The fields of a `StepCost` that settings decide, but for the blocks."""
-    values, defaults, is_toma = config.to_dict(), type(config)().to_dict(), isinstance(config, Merge)
+    values, is_toma = config.to_dict(), isinstance(config, Merge)
+    defaults = Merge().to_dict() | dict(REPLACED) if is_toma else type(config)().to_dict()
     values |= {"share": "plan"} if values.get("share_plan") else {}
     extras = {name: values[name] for name in TIME_SETTINGS if name in values and values[name] != defaults.get(name)}
     return {

@@ -116,8 +116,10 @@ class Rows:
         with FileLock(self.path.with_name(f".{self.path.name}.write.lock")):
             if self.key:
                 self.refresh()
-            for row in rows:
-                self._put({name: "" if value is None else str(value) for name, value in row.items()})
+            for row in rows:  # measured again, a row is replaced: its cells belong together
+                cells = {name: "" if value is None else str(value) for name, value in row.items()}
+                self._rows.get(self._key_of(cells), {}).clear()  # in its place
+                self._put(cells)
             write_csv(self.path, self)
 
     def write(self) -> None:
@@ -147,9 +149,11 @@ class Rows:
                 except ValueError:  # cut off in an earlier run, and ended by the next one
                     continue
 
+    def _key_of(self, row: Row) -> tuple[Any, ...]:
+        return tuple(row.get(name, "") for name in self.key) if self.key else (len(self._rows),)
+
     def _put(self, row: Row) -> None:
-        key = tuple(row.get(name, "") for name in self.key) if self.key else (len(self._rows),)
-        held = self._rows.setdefault(key, {})
+        held = self._rows.setdefault(self._key_of(row), {})
         if "failure" in held and "failure" not in row:
             del held["failure"]
         held |= row

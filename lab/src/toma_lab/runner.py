@@ -72,8 +72,12 @@ class Maker:
             fit = replace(self.fits_with or requests[0], steps=column.requested_steps(self.steps))
             self._ready[column] = column.fitted(self.pipe, lambda: generate(self.pipe, [fit]), self.steps)
         if is_new and self.warms_up and self.compile == NOT_COMPILED:
-            with self._on(column):
-                warm_up(self.pipe, requests)
+            try:
+                with self._on(column):
+                    warm_up(self.pipe, requests)
+            except BaseException:
+                del self._ready[column]  # the next try is warmed up too
+                raise
         with self._on(column) as handle, ExitStack() as counting:
             if self.compile != NOT_COMPILED:  # compiled anew, and must see steps of every kind
                 warm_up(self.pipe, requests, short_clips=False)

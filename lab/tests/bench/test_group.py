@@ -89,6 +89,6 @@ class TestBounds:
             ("tofu", "0.5"),
             ("tofu", "0.75"),
             ("todo", "0.75"),
-            ("fast", ""),
+            ("fast", "0"),
         ]
         assert not any(columns.values())

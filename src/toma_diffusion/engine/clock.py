@@ -112,6 +112,11 @@ class StepCounter:
         return None if self._pipeline is None else self._pipeline()
 
     @property
+    def given_num_steps(self) -> int | None:
+        """Of the generation that the user has begun."""
+        return self._given_num_steps
+
+    @property
     def has_pass(self) -> bool:
         """Whether the user says which pass over the step a call is."""
         return self._given_pass is not None

@@ -17,6 +17,7 @@ from toma_diffusion.checks import check_one_of
 from toma_diffusion.engine import upstream
 from toma_diffusion.engine.arguments import Arguments, Keywords
 from toma_diffusion.engine.hooks import Hook, remove_hooks
+from toma_diffusion.errors import UsageError
 
 MODES = ("blocks", "whole", "graphs")
 CALL = "_compiled_call_impl"
@@ -173,6 +174,8 @@ def compile_denoiser(
     if mode != "blocks" and has_hooks:
         settings = {"guard_filter_fn": _without_hook_guards} | settings
     modules = list(blocks) if mode == "blocks" else [model]
+    if not modules:
+        raise UsageError(f"the blocks of this {type(model).__name__} are not known: compile it with mode='whole'.")
     before = [(weakref.ref(module), vars(module).get(CALL)) for module in modules]
     for module in modules:
         module.compile(**{"fullgraph": True, "dynamic": False} | options, options=dict(settings) or None)

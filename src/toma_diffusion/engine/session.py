@@ -97,7 +97,8 @@ class Session:
         if self._has_warned or not self.enabled:
             return
         self._has_warned = True
-        settings = " and ".join(dict.fromkeys(each.why_idle(num_steps) for each in self.techniques))
+        settings = " and ".join(filter(None, (each.why_idle(num_steps) for each in self.techniques)))
+        settings = settings or "these settings"
         if self.preset is not None:
             settings = f"the preset {self.preset!r}"
         steps = "1 step" if num_steps == 1 else f"{num_steps} steps"

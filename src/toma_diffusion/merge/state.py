@@ -150,6 +150,8 @@ class MergeState:
     """For calls with `first_frame_apart`: why the method leaves the first frame of that grid whole, if it does."""
     guidance: str = ""
     """Which samples or passes of the last call shared a plan, for `summary()`."""
+    is_required: bool = True
+    """Whether the user has asked for merging. If it is only part of a preset, what cannot be merged is left whole."""
     keeps_plans: bool = False
     """Whether plans of earlier generations are kept, because CUDA graphs of the denoiser read them."""
 
@@ -189,17 +191,21 @@ class MergeState:
 
     def why_idle(self, num_steps: int) -> str:
         """The setting because of which none of so many steps merges."""
-        return f"window={self.config.window}" if self.merges_in(num_steps) else "merging"
+        return f"window={self.config.window}" if self.merges_in(num_steps) else ""
 
     def before_call(self, model: nn.Module, given: Given) -> None:
         """Set everything up for one call of the denoiser. Runs outside compiled code, and never waits for the GPU."""
         session = self.session
         try:
             call = self.read_call(model, given)
-        except UsageError:  # inputs that cannot be merged
+        except UsageError as error:  # inputs that cannot be merged
             if session.enabled and self._may_merge(session.tick):
-                raise
+                if self.is_required:
+                    raise
+                session.notes.add(f"nothing was merged: {error}")
             self.active = False
+            if session.tick is not None:
+                session.begin_call(session.tick)
             return
         tick = session.tick
         if tick is None:
@@ -215,7 +221,7 @@ class MergeState:
             stage.whole = stage.merged = None  # of a call that an error has ended
         if begins:
             self._begin_generation()
-            self.is_used = self.merges_in(tick.num_steps)
+            self.is_used = self._merges_any(tick.num_steps)
         action = None
         if session.enabled and self.merges_in(tick.num_steps):
             action = self.schedule.action(tick.step, tick.num_steps, session.computed)
@@ -224,7 +230,7 @@ class MergeState:
         if self.block_by_block:
             session.notes.add(f"stages were merged block by block: {call.block_by_block}")
         if call.blocks_left_whole is not None:
-            effect = "single modules were left alone" if self.config.scope == "module" else "nothing was merged"
+            effect = "single modules were left whole" if self.config.scope == "module" else "nothing was merged"
             session.notes.add(f"{effect}: {call.blocks_left_whole}")
             self.active = self.active and self.config.scope == "module"
         if call.left_whole is not None:
@@ -263,6 +269,23 @@ class MergeState:
             advice = "merge with a smaller min_tokens, or in larger regions"
             warnings.warn(f"no token is removed on these grids ({why}): {advice}.", stacklevel=2)
 
+    def _merges_any(self, num_steps: int | None) -> bool:
+        """Whether tokens are merged in any computed step. Warns if steps are skipped and none of the others merges."""
+        if num_steps is None or not self.merges_in(num_steps):
+            return self.merges_in(num_steps)
+        computed = self.session.computed
+        if computed is None or any(self.schedule.action(step, num_steps, computed) for step in computed):
+            return True
+        if self.session.enabled and not self._has_warned:
+            self._has_warned = True
+            steps = ", ".join(map(str, computed))
+            warnings.warn(
+                f"tokens are never merged: none of the computed steps ({steps}) of {num_steps} lies in "
+                f"window={self.config.window}.",
+                stacklevel=2,
+            )
+        return False
+
     def _note_updates(self, tick: Tick) -> None:
         """Note which plans the last call updated, if this call belongs to the same step."""
         if tick.pass_index == 0:
@@ -278,9 +301,8 @@ class MergeState:
             return 1, tick.pass_index
         parts = tick.parts if isinstance(asked, str) else asked
         if batch % parts:
-            raise UsageError(
-                f"guidance_parts={asked} does not divide a batch of {batch}: give a number that does, or 'auto'."
-            )
+            said = f"parts={parts} of handle.step" if isinstance(asked, str) else f"guidance_parts={asked}"
+            raise UsageError(f"{said} does not divide a batch of {batch}: give a number that does.")
         passes = "; passes over one sample share a plan" if tick.first_pass < tick.pass_index else ""
         self.guidance = (
             "every sample chooses for itself" if parts == 1 else f"{parts} parts of guidance choose together"

@@ -61,14 +61,15 @@ class MergeSummary:
     def headline(self) -> str:
         """In plain words, and in one line."""
         share = SHARES.get(self.config.ratio, f"{self.config.ratio:.0%}")
-        blocks = f"{sum(kind.blocks for kind in self.kinds)} of {self.num_blocks} blocks"
         if any(kind.tokens_before is None for kind in self.kinds):
-            return f"{share} of the tokens are merged in {blocks}"
+            blocks = sum(kind.blocks for kind in self.kinds)
+            return f"{share} of the tokens are merged in {blocks} of {self.num_blocks} blocks"
         merged = [kind for kind in self.kinds if kind.tokens_before != kind.tokens_after]
         if not merged:
             return "no tokens are merged: there is nothing to merge on these grids"
         tokens = " and ".join(dict.fromkeys(str(kind.tokens_before) for kind in merged))
-        return f"{share} of {tokens} tokens merged in {blocks}"
+        blocks = sum(kind.blocks for kind in merged)
+        return f"{share} of {tokens} tokens merged in {blocks} of {self.num_blocks} blocks"
 
     def lines(self) -> list[str]:
         start, end = self.config.window

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any
 
 from toma_diffusion.checks import check_integer, check_known, check_sequence, is_number
@@ -64,7 +65,7 @@ class Skip:
     def _valid_computed(self) -> float | int | tuple[int, ...]:
         given: Any = self.computed
         if is_number(given):
-            if isinstance(given, int):
+            if isinstance(given, Integral):
                 return check_integer("computed", given, minimum=1)
             if 0 < given < 1:
                 return float(given)
@@ -92,6 +93,18 @@ class Skip:
 
 BySteps = Callable[["int | None"], "Skip | None"]
 """What is skipped in a generation of so many steps, if anything. None: their number is not known."""
+
+
+@dataclass(frozen=True)
+class AfterLearning:
+    """As it was learned, in generations of so many steps as it was learned from; in others as before."""
+
+    skip: Skip
+    before: BySteps
+
+    def __call__(self, num_steps: int | None) -> Skip | None:
+        learned = self.skip.learned
+        return self.skip if learned is None or num_steps == learned.num_steps else self.before(num_steps)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from toma_diffusion.skip.config import BySteps
 from toma_diffusion.skip.front import Front
 from toma_diffusion.skip.generation import Decisions, Generation
 from toma_diffusion.skip.history import History, Passes, Seen
+from toma_diffusion.skip.learned import Learned
 from toma_diffusion.skip.summary import SkipSummary, summarize
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Skipper(Front):
         """That do not run in skipped steps either."""
         self.pass_name: str | None = None
         """Of the pass that is running, if the pipeline says it."""
+        self.learned: Learned | None = None
+        """What was learned on the model, for whoever saves it."""
         self.recorder: Recorder | None = None
         """Gets what goes into every call and what comes out, while the denoiser is learned from."""
         self.before: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
@@ -66,10 +69,12 @@ class Skipper(Front):
         self.forget()
 
     def __getstate__(self) -> dict[str, Any]:  # a copy begins a new generation
-        return {name: getattr(self, name) for name in ("model", "by_steps", "session")}
+        return {name: getattr(self, name) for name in ("model", "by_steps", "session", "learned")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        learned = state.pop("learned")
         self.__init__(**state)  # type: ignore[misc]
+        self.learned = learned
         keep_out_of_graphs()  # a pickled model may be loaded in a process that has not skipped anything yet
 
     def put(self) -> None:
@@ -101,7 +106,12 @@ class Skipper(Front):
         return self.passes.num_bytes + sum(each.num_bytes for each in calls)
 
     def summary(self) -> SkipSummary:
-        return summarize(self.by_steps, self.generation, self.decisions.counts, self.num_bytes)
+        if self.recorder is not None and self.recorder.wants_all:
+            return SkipSummary(0, 0, None, 0, ("the next generations run whole, to learn how to skip",))
+        usual = self.session.only_steps or self.session.steps.given_num_steps
+        if usual is None and self.learned is not None:
+            usual = self.learned.num_steps
+        return summarize(self.by_steps, self.generation, self.decisions, self.num_bytes, usual)
 
     def acts_in(self, num_steps: int) -> bool:
         skip = self.by_steps(num_steps)
@@ -110,7 +120,7 @@ class Skipper(Front):
     def why_idle(self, num_steps: int) -> str:
         """The setting because of which all of so many steps are computed."""
         skip = self.by_steps(num_steps)
-        return "this preset" if skip is None else f"computed={skip.computed}"
+        return "" if skip is None else f"computed={skip.computed}"
 
     def answer(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the call returns: computed or predicted. `run` runs the denoiser."""

@@ -127,6 +127,11 @@ class Decisions:
     _predicted: set[int] = field(default_factory=set)
 
     @property
+    def computed(self) -> tuple[int, ...]:
+        """The steps in which no pass was predicted."""
+        return tuple(sorted(self._computed - self._predicted))
+
+    @property
     def counts(self) -> tuple[int, int]:
         """How many steps were computed, and in how many a pass was predicted."""
         return len(self._computed - self._predicted), len(self._predicted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toma_diffusion.skip.config import BySteps, Skip
-from toma_diffusion.skip.generation import Generation
+from toma_diffusion.skip.generation import Decisions, Generation
 
 USUAL_STEPS = 20
 """What presets are described for before a generation has told its number of steps."""
@@ -26,35 +26,42 @@ class SkipSummary:
     """In plain words."""
 
 
-def summarize(by_steps: BySteps, generation: Generation, counts: tuple[int, int], num_bytes: int) -> SkipSummary:
-    """Of one denoiser. `counts`: how many steps were computed, and how many predicted."""
-    return SkipSummary(*counts, generation.computed, num_bytes, _lines(by_steps, generation, counts, num_bytes))
+def summarize(
+    by_steps: BySteps, generation: Generation, decisions: Decisions, num_bytes: int, num_steps: int | None
+) -> SkipSummary:
+    """Of one denoiser. `num_steps`: those of the generations to come, if they are known."""
+    lines = _lines(by_steps, generation, decisions, num_bytes, num_steps)
+    return SkipSummary(*decisions.counts, generation.computed, num_bytes, lines)
 
 
-def _lines(by_steps: BySteps, generation: Generation, counts: tuple[int, int], num_bytes: int) -> tuple[str, ...]:
-    computed, predicted = counts
+def _lines(
+    by_steps: BySteps, generation: Generation, decisions: Decisions, num_bytes: int, num_steps: int | None
+) -> tuple[str, ...]:
+    computed, predicted = decisions.counts
     skip = generation.skip
     if not computed:
-        return _planned(by_steps)
+        return _planned(by_steps, num_steps or USUAL_STEPS)
     if not predicted or skip is None:
         return (f"all {computed} steps of the last generation were computed",)
-    which = "" if generation.computed is None else f" ({', '.join(map(str, generation.computed))})"
+    which = ", ".join(map(str, decisions.computed))
     return (
-        f"{computed} of {computed + predicted} steps were computed{which}, {predicted} skipped and predicted",
+        f"{computed} of {computed + predicted} steps were computed ({which}), {predicted} skipped and predicted",
         _prediction(skip, generation),
         f"the outputs that are kept take {num_bytes / 2**20:.1f} MiB",
     )
 
 
-def _planned(by_steps: BySteps) -> tuple[str, ...]:
-    skip = by_steps(USUAL_STEPS)
+def _planned(by_steps: BySteps, num_steps: int) -> tuple[str, ...]:
+    skip = by_steps(num_steps)
     if skip is None:
         return ()
     others = "the others are skipped and predicted"
     if isinstance(skip.computed, tuple):
         return (f"steps {', '.join(map(str, skip.computed))} are computed, {others}",)
-    count = skip.count(USUAL_STEPS)
-    return (f"{count} of {USUAL_STEPS} steps are computed, {USUAL_STEPS - count} skipped and predicted",)
+    count = skip.count(num_steps)
+    if count == num_steps:
+        return (f"{skip.computed} steps are computed, {others}",)
+    return (f"{count} of {num_steps} steps are computed, {num_steps - count} skipped and predicted",)
 
 
 def _prediction(skip: Skip, generation: Generation) -> str:

@@ -110,11 +110,15 @@ def bounds_of(column: Column) -> dict[str, Column]:
 
     What makes no difference to them has its default value, so that methods share them.
     """
-    merge = None if column.own is None else column.own.merge
-    if not isinstance(merge, Merge):
+    own = column.own
+    if own is None or not isinstance(own.merge, Merge):
         return {}
+    merge = own.merge
     settings, usual = merge.to_dict(), Merge().to_dict()
     shared = {name: settings[name] for name in ("ratio", "scope", "sites", "window", "min_tokens", "skip_blocks")}
-    often = {name: usual[name] for name in ("select_every", "reweigh_every")}
-    bounds = {LOWER_BOUND: Projection.from_dict(settings | often), FLOOR: Slice.from_dict(shared)}
-    return {name: Column(name, Ours(merge=bound)) for name, bound in bounds.items()}
+    fixed = {name: usual[name] for name in ("select_every", "reweigh_every")} | {
+        "selection": "none",
+        "unmerge": "transpose",
+    }
+    bounds = {LOWER_BOUND: Projection.from_dict(settings | fixed), FLOOR: Slice.from_dict(shared)}
+    return {name: Column(name, Ours(merge=bound, skip=own.skip, learned=own.learned)) for name, bound in bounds.items()}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toma_diffusion.api import compiled_blocks
+from toma_diffusion.api import compiled_blocks, graphs_obstacle
 from toma_diffusion.engine.compile import compile_denoiser
 from toma_lab.bench.group import Group
 from toma_lab.bench.pipelines import EndToEnd
@@ -145,7 +145,7 @@ def compiled(generation: Generation, how: str, *, free: bool = True, **options: 
         generation.handle.compile(mode, **options)  # undone with the handle
         yield
     else:
-        compilation = compile_denoiser(model, mode, compiled_blocks(model), **options)
+        compilation = compile_denoiser(model, mode, compiled_blocks(model), graphs_obstacle(model), **options)
         try:
             yield
         finally:

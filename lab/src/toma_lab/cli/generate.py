@@ -257,7 +257,7 @@ def _in_short(summary: Summary) -> list[str]:
         if (start, end) != (0, 1):
             lines.append(f"merged from {start:.0%} to {end:.0%} of the steps")
         if merge.left_whole:
-            lines.append(f"{len(merge.left_whole)} blocks left alone: {merge.left_whole[0][1]}")
+            lines.append(f"{len(merge.left_whole)} blocks left whole, {merge.left_whole[0][1]}")
     return lines + [f"note: {note}" for note in summary.notes]
 
 

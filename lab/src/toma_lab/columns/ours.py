@@ -39,7 +39,6 @@ LEFT_WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
     "selection_tokens": ("num_regions",),
     "num_regions": ("region_tokens", "selection_tokens"),
     "scope": ("sites",),
-    "select_every": ("reweigh_every",),
 }
 """A setting that the user changes, and those of the variant that it takes the place of."""
 
@@ -140,9 +139,8 @@ class Ours:
         merge, noted = self.merge, dict[str, Any]()
         if merge is not None:
             values = merge.to_dict()
-            defaults = type(merge)().to_dict() | {
-                "skip_blocks": []
-            }  # as it is on the model, not by the family's default
+            usual = Merge().to_dict() | dict(REPLACED) if isinstance(merge, Merge) else type(merge)().to_dict()
+            defaults = usual | {"skip_blocks": []}  # as it is on the model, not by the family's default
             noted = {
                 name: value
                 for name, value in sorted(values.items())
@@ -153,6 +151,7 @@ class Ours:
             noted |= {"skip": skip}
         ratio, scope, assign = ("", "", "") if merge is None else (f"{merge.ratio:g}", merge.scope, merge.assign)
         settings = json.dumps(noted, separators=(",", ":"))
+        ratio = ratio or ("" if self.preset is None and self.skip is None else "0")
         return {"settings": settings, "scope": scope, "assign": assign, "ratio": ratio}
 
     def in_sentences(self, steps: int) -> list[str]:
@@ -264,6 +263,9 @@ class OurSpec:
             return METHODS[self.name].from_dict(given)
         own, gone = variant(self.name, **model).to_dict(), {name: LEFT_WITHOUT_EFFECT.get(name, ()) for name in given}
         values = own | {each: None for names in gone.values() for each in names} | given
+        weighs, selects = values.get("reweigh_every"), values.get("select_every")
+        if "reweigh_every" not in given and isinstance(weighs, int) and isinstance(selects, int) and weighs > selects:
+            values["reweigh_every"] = None  # a selection always weighs
         selection, unmerge = (values.pop(name, usual) for name, usual in REPLACED.items())
         if (selection, unmerge) == tuple(REPLACED.values()):
             return Merge.from_dict(values)
