@@ -156,6 +156,13 @@ class TestNothingIsSilent:
         with pytest.warns(UserWarning, match="no token is removed on these grids.*fewer than min_tokens=512"):
             call(model)
 
+    def test_merging_that_no_computed_step_allows(self):
+        model = unet()
+        handle = speed_up(model, merge=Merge(window=(0.5, 1.0)), skip=Skip(computed=(0, 1, 2)))
+        with pytest.warns(UserWarning, match=r"tokens are never merged: none of the computed steps \(0, 1, 2\)"):
+            generate(model, handle, 10)
+        assert "no tokens are merged" in str(handle.summary())
+
     def test_frames_of_a_picture(self):
         model = unet()
         speed_up(model, merge=Merge(region_frames=2))
@@ -249,3 +256,25 @@ class TestHandle:
         handle = speed_up(model, **settings)
         other = copied(model)
         assert torch.equal(generate(model, handle, 8), generate(other, Handle.of(other), 8))
+
+    def test_it_counts_only_the_blocks_that_are_merged(self):
+        model = unet(sample_size=32)
+        handle = speed_up(model, merge=Merge(min_tokens=512))
+        model(torch.randn(2, 4, 32, 32), 10, TEXT)
+        assert handle.summary().merge.headline == "half of 1024 tokens merged in 2 of 4 blocks"
+
+    def test_a_wrong_mode_of_compilation_changes_nothing(self):
+        handle = speed_up(unet())
+        with pytest.raises(UsageError, match="mode='nonsense' is not known"):
+            handle.compile("nonsense")
+        with pytest.raises(UsageError, match=r"pipe=\[\] is empty"):
+            Handle.of([])
+
+    def test_steps_that_were_computed_are_those_that_ran(self):
+        model = unet()
+        handle = speed_up(model, skip=Skip(computed=(0, 1, 3)))
+        handle.begin(5)
+        for step in range(3):
+            handle.step(step)
+            call(model, seed=step)
+        assert handle.summary().skip.lines[0] == "2 of 3 steps were computed (0, 1), 1 skipped and predicted"

@@ -219,6 +219,23 @@ class TestNextGenerations:
         assert "learned from 4 generations" in str(handle.summary())
         assert distance(model, handle) < 0.8 * before
 
+    def test_the_handle_need_not_be_kept(self, tmp_path: Path) -> None:
+        model, handle = made()
+        handle.learn_from_next(3)
+        assert "the next generations run whole" in str(handle.summary())
+        models = handle.models
+        del handle
+        for seed in range(3):
+            generate(model, Handle(*models), 100 + seed)
+        other = Handle.of(model)
+        assert "learned from 3 generations" in str(other.summary())
+        other.save(tmp_path / "learned.json")
+        other.remove()
+        again = speed_up(model, skip=Skip(computed=6), learned=tmp_path / "learned.json")
+        assert again.summary().skip.lines[0].startswith(f"6 of {STEPS} steps are computed")
+        again.save(tmp_path / "again.json")  # before any generation
+        assert (tmp_path / "again.json").read_text() == (tmp_path / "learned.json").read_text()
+
     def test_generations_of_another_kind_begin_anew(self) -> None:
         model, handle = made()
         handle.learn_from_next(3)
