@@ -128,8 +128,7 @@ def apply_toma(pipe: Any, variant: str = "toma-stage", *, ratio: float | None = 
         raise UsageError(f"{variant!r} is another method than ToMA: call speed_up(pipe, merge={method}(…)).")
 
     def choose(family: Family | None, model: nn.Module) -> Chosen:
-        # The paper selects in every step in transformers, and every tenth in U-Nets.
-        selects_every_step = family is not None and family.skip_blocks(model) is not None
+        selects_every_step = family is not None and family.selects_every_step(model)
         return Chosen(merge=named_variant(variant, ratio, selects_every_step=selects_every_step))
 
     return _apply(pipe, choose)

@@ -111,6 +111,10 @@ class Family(ABC):
             start += count
         return tuple(found)
 
+    def selects_every_step(self, model: nn.Module) -> bool:
+        """Whether the paper's variants select in every step: they do in Flux; in U-Nets in every tenth."""
+        return self.skip_blocks(model) is not None
+
 
 def around(
     name: str,

@@ -228,17 +228,14 @@ class ColumnSpec:
         return [] if self.own is None else self.own.impossible(ratios)
 
 
-def columns_of(
-    pipe_or_model: Any, specs: Iterable[ColumnSpec], ratios: Iterable[float], scopes: Iterable[str] = ()
-) -> list[Column]:
+def columns_of(pipe_or_model: Any, specs: Iterable[ColumnSpec], ratios: Iterable[float]) -> list[Column]:
     """One per method and ratio, with the settings that the library uses for this model; one for shortcuts alone.
 
     Args:
         pipe_or_model: a model alone does not tell whether shortcuts that need a pipeline are possible.
         ratios: those that a method cannot have are left out.
-        scopes: of ToMA; if there are none, those of its presets.
     """
-    ratios, scopes, model = list(ratios), list(scopes), find_denoisers(pipe_or_model)[0]
+    ratios, model = list(ratios), find_denoisers(pipe_or_model)[0]
     found: dict[Column, None] = {}
     for spec in specs:
         for shortcut in spec.shortcuts:
@@ -246,6 +243,6 @@ def columns_of(
         if spec.own is None:
             found[Column(spec.shortcuts[0].name, shortcuts=spec.shortcuts)] = None
         else:
-            for own, overrides in spec.own.on(model, ratios, scopes):
+            for own, overrides in spec.own.on(model, ratios):
                 found[Column(spec.own.name, own, overrides, spec.shortcuts)] = None
     return list(found)

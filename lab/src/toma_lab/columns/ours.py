@@ -239,15 +239,14 @@ class OurSpec:
         """Whether its merging has a field of that name."""
         return self.merges and field in METHODS.get(self.name, Merge).names()
 
-    def ours(self, ratio: float | None = None, *, changes: Mapping[str, Any] | None = None, **model: bool) -> Ours:
+    def ours(self, ratio: float | None = None, **model: bool) -> Ours:
         """Its settings, without the blocks that a model leaves whole.
 
         Args:
             ratio: of merging; None: its own.
-            changes: further fields.
             model: `selects_every_step`, see `toma_diffusion.merge.variants.variant`.
         """
-        overrides = dict(self.overrides) | {**(changes or {})}
+        overrides = dict(self.overrides)
         skipping = {name: overrides.pop(name) for name in SKIP_FIELDS if name in overrides}
         learned = Learned.from_any(skipping.pop(LEARNED)) if LEARNED in skipping else None
         skip = Skip.from_dict(skipping) if skipping else None
@@ -283,21 +282,17 @@ class OurSpec:
         beyond = [] if self.skips else sorted(ratio for ratio in {*ratios} if not self._allows(ratio))
         return [f"{self.name} cannot have ratio {ratio:g}." for ratio in beyond]
 
-    def on(self, model: Any, ratios: Iterable[float], scopes: Iterable[str] = ()) -> list[tuple[Ours, tuple[str, ...]]]:
-        """Its settings on this model at every ratio, and which of them the user set.
-
-        Scopes are for ToMA only. Ratios that it cannot have are left out.
-        """
+    def on(self, model: Any, ratios: Iterable[float]) -> list[tuple[Ours, tuple[str, ...]]]:
+        """Its settings on this model at every ratio that it can have, and which of them the user set."""
         ratios, family, found = list(ratios), find_family(model), []
-        selects = family is not None and family.skip_blocks(model) is not None
-        for changes in [{"scope": scope} for scope in scopes if self.name in VARIANTS] or [{}]:
-            for ratio in self.possible(ratios) or ratios:  # if none is, the error says why
-                ours = self.ours(ratio, changes=changes, selects_every_step=selects)
-                with ours.apply(model) as handle:
-                    merging = handle.summary().merge
-                if ours.merge is not None and merging is not None:
-                    ours = replace(ours, merge=merging.config)
-                found.append((ours, tuple(dict(self.overrides) | changes)))
+        selects = family is not None and family.selects_every_step(model)
+        for ratio in self.possible(ratios) or ratios:  # if none is, the error says why
+            ours = self.ours(ratio, selects_every_step=selects)
+            with ours.apply(model) as handle:
+                merging = handle.summary().merge
+            if ours.merge is not None and merging is not None:
+                ours = replace(ours, merge=merging.config)
+            found.append((ours, tuple(dict(self.overrides))))
         return found
 
     def _allows(self, ratio: float) -> bool:
